@@ -1,0 +1,116 @@
+"""What happens in a run, as values that recorders receive."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tidemill.contracts.sample import Group
+
+__all__ = [
+    "CheckpointEvent",
+    "Emit",
+    "Evaluated",
+    "Event",
+    "Memory",
+    "Metrics",
+    "Notice",
+    "PhaseDone",
+    "Progress",
+    "RolloutDone",
+    "ignore",
+    "phase",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metrics:
+    """Numbers of a step by name (`reward/mean`, `policy/loss`, `mismatch/...`): what a resume reproduces."""
+
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseDone:
+    """A stretch of work ended. `name` as in `time/<name>`; `start` is Unix time; `owner` is who did it."""
+
+    name: str
+    start: float
+    seconds: float
+    owner: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Who holds which bytes, at Unix time `time`, after `what` happened."""
+
+    time: float
+    what: str
+    device: Mapping[str, int]
+    host: Mapping[str, int]
+    budget: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointEvent:
+    """A checkpoint became `staged` (in host memory), `durable`, `pruned` or `failed`, at Unix time `time`."""
+
+    time: float
+    status: str
+    step: int
+    path: str
+    bytes: int = 0
+    seconds: float = 0.0
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutDone:
+    """Scored groups of a step, to read, count and dump. `kind` is `train` or `eval`."""
+
+    kind: str
+    groups: Sequence[Group]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """Result of an evaluation of the present weights: `eval/exact_match` and so on."""
+
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """`done` of `total` units of `what`; `total` 0 when unknown. For a progress bar; never stored."""
+
+    what: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice:
+    """Something a person should read. `level` is `info` or `warning`."""
+
+    text: str
+    level: str = "info"
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+Event = Metrics | PhaseDone | Memory | CheckpointEvent | RolloutDone | Evaluated | Progress | Notice
+Emit = Callable[[Event], None]
+
+
+def ignore(event: Event) -> None:
+    """An `Emit` for those whom nobody listens to."""
+
+
+@contextlib.contextmanager
+def phase(emit: Emit, name: str, owner: str = "") -> Iterator[None]:
+    """Emit a `PhaseDone` when the block ends, by an exception too."""
+    start, began = time.time(), time.perf_counter()
+    try:
+        yield
+    finally:
+        emit(PhaseDone(name=name, start=start, seconds=time.perf_counter() - began, owner=owner))

@@ -1,0 +1,77 @@
+"""Who may use the device, and when.
+
+A `Tenant` occupies device memory and can give it back. `Residency` grants leases under a byte budget: leaving a lease
+makes the tenant evictable, it is put to sleep only when another lease needs the bytes.
+"""
+
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from tidemill.contracts.footprint import Part
+
+__all__ = ["Gate", "Residency", "Tenant"]
+
+
+class Gate(Protocol):
+    """A tenant's door: opened and closed by Residency, checked by every method that touches the device."""
+
+    def open(self, part: Part) -> None:
+        """Allow the use of `part` from now on, besides what is allowed already."""
+        ...
+
+    def close(self, part: Part) -> None:
+        """Forbid the use of `part` from now on."""
+        ...
+
+    def check(self, part: Part, doing: str) -> None:
+        """Raises ResidencyError, naming tenant and operation, unless every part in `part` is allowed."""
+        ...
+
+
+class Tenant(Protocol):
+    """Owner of device memory. State changes only after success; each transition is idempotent or refused."""
+
+    @property
+    def name(self) -> str:
+        """As in messages and in `memory/device/<name>`."""
+        ...
+
+    @property
+    def gate(self) -> Gate:
+        """The gate that every device method of this tenant checks."""
+        ...
+
+    def resident(self) -> Part:
+        """The parts on the device now."""
+        ...
+
+    def footprint(self, part: Part) -> int:
+        """Bytes on the device when the parts in `part` are awake, asleep or not now. Parts it does not have count 0."""
+        ...
+
+    def host_bytes(self) -> int:
+        """Bytes of host memory held for sleeping parts."""
+        ...
+
+    def wake_up(self, part: Part) -> None:
+        """Bring `part` back to the device; only Residency calls it. On failure the tenant is as before."""
+        ...
+
+    def sleep(self) -> None:
+        """Give all device memory back; only Residency calls it. On failure the tenant is as before."""
+        ...
+
+
+class Residency(Protocol):
+    """Grants the device."""
+
+    def awake(self, tenant: Tenant, part: Part = Part.ALL) -> AbstractContextManager[None]:
+        """Lease: within the block `tenant` may be used and is not put to sleep. Re-entrant and counted.
+
+        Raises ResidencyError, with the ledger in the message, when it cannot fit.
+        """
+        ...
+
+    def close(self) -> None:
+        """Refuse further leases."""
+        ...

@@ -1,0 +1,58 @@
+"""Making the engine hold the trainer's weights."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from tidemill.contracts.state import PolicyVersion
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["WeightReceiver", "WeightSource", "WeightSync"]
+
+
+class WeightSource(Protocol):
+    """A trainer, as a weight sync sees it."""
+
+    def named_weights(self) -> "Iterator[tuple[str, Tensor]]":
+        """Every weight under its Hugging Face name, tied tensors once, in the trainer's dtype, on its device."""
+        ...
+
+
+class WeightReceiver(Protocol):
+    """An engine, as a weight sync sees it. The order of calls is that of the methods here."""
+
+    @property
+    def version(self) -> PolicyVersion | None:
+        """The version of all its weights, or None when unknown: then it refuses to generate."""
+        ...
+
+    def begin_update(self) -> None:
+        """Close generation and forget the version, until `publish`."""
+        ...
+
+    def load_weights(self, tensors: "Iterable[tuple[str, Tensor]]") -> None:
+        """Copy into live storage, casting. Strict: a missing or unexpected name is a WeightSyncError."""
+        ...
+
+    def weight_checksums(self) -> Mapping[str, int]:
+        """Checksum of each weight as it lies in the engine now, under its Hugging Face name."""
+        ...
+
+    def publish(self, version: PolicyVersion) -> None:
+        """Drop every cache that depends on the old weights, take on `version`, open generation.
+
+        Raises WeightSyncError when `version` is older than one published before.
+        """
+        ...
+
+
+class WeightSync(Protocol):
+    """All or nothing: on any failure the engine's version stays unknown, and a later whole sync repairs it."""
+
+    def update_weights(self, trainer: WeightSource, engine: WeightReceiver, version: PolicyVersion) -> None:
+        """Hand the trainer's weights to the engine, compare checksums, publish `version`.
+
+        Takes the engine's lease for `Part.WEIGHTS`; the caller holds the trainer's. Raises WeightSyncError.
+        """
+        ...

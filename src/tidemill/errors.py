@@ -1,0 +1,79 @@
+"""Every error that Tidemill raises on purpose, one tree.
+
+Each takes one message and pickles. The message says what could not be done, the values that matter and why, and what
+to do: lower case, no full stop, names as the user writes them. `exit_code` is what the command line ends with.
+"""
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "EngineError",
+    "EnvironmentFailure",
+    "Interrupted",
+    "PluginError",
+    "ResidencyError",
+    "RewardError",
+    "RunLockedError",
+    "TidemillError",
+    "TrainerError",
+    "WeightSyncError",
+]
+
+
+class TidemillError(Exception):
+    """Root of the tree; catching it catches all that we raise on purpose and nothing else."""
+
+    exit_code = 1
+
+
+class ConfigError(TidemillError, ValueError):
+    """The settings, or the files that they name, cannot make a run; found before anything is started."""
+
+    exit_code = 2
+
+
+class DataError(ConfigError):
+    """A prompt file, model folder or tokenizer cannot be used as it is."""
+
+
+class PluginError(ConfigError, ImportError):
+    """A plug-in, or the library that it needs, is not there; the message holds the install command."""
+
+
+class RunLockedError(ConfigError):
+    """Another process holds the run folder."""
+
+
+class ResidencyError(TidemillError):
+    """Device memory was asked for that cannot be had, or used without a lease."""
+
+
+class CheckpointError(TidemillError):
+    """A checkpoint could not be written, or cannot be trusted."""
+
+
+class WeightSyncError(TidemillError):
+    """The engine does not hold the trainer's weights; it refuses to generate until a whole sync succeeds."""
+
+
+class TrainerError(TidemillError):
+    """The trainer cannot go on."""
+
+
+class EngineError(TidemillError):
+    """The engine cannot generate."""
+
+
+class EnvironmentFailure(TidemillError):
+    """Too many episodes failed to call the rest a batch."""
+
+
+class RewardError(TidemillError):
+    """Too many rewards failed to call the rest a batch, or the reward function does not keep its contract."""
+
+
+class Interrupted(TidemillError):
+    """A signal asked the run to stop; nothing that was acknowledged is lost."""
+
+    exit_code = 130
