@@ -1,0 +1,103 @@
+"""Tiny random models with a character tokenizer, made on the spot: no network, no download, under a second each.
+
+They are real Hugging Face folders: `from_pretrained` loads them, and so does everything that reads a model folder. The
+quick start learns on one of them. What they know is nothing.
+"""
+
+import random
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    LlamaConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+__all__ = ["BOS_ID", "EOS_ID", "PAD_ID", "UNK_ID", "make_tiny_model", "make_tiny_tokenizer", "sort_digits_problem"]
+
+PAD_ID, BOS_ID, EOS_ID, UNK_ID = 0, 1, 2, 3
+_CONTEXT = 2048
+_CHARACTERS = "0123456789+-*/=><,.:;?!()[]{} \nabcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_#'\"|&^%$@\\~`"
+_CONFIGS: dict[str, Any] = {"qwen3": Qwen3Config, "qwen2": Qwen2Config, "llama": LlamaConfig}
+
+
+def make_tiny_tokenizer() -> Any:
+    """A fast tokenizer with one id for each of about a hundred characters, and pad, bos, eos, unk in front.
+
+    It adds no special tokens by itself. Its chat template joins the contents of the messages, so that a chat of one
+    message has the ids of the plain text.
+    """
+    vocabulary = {"<pad>": PAD_ID, "<bos>": BOS_ID, "<eos>": EOS_ID, "<unk>": UNK_ID}
+    for character in _CHARACTERS:
+        vocabulary[character] = len(vocabulary)
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        padding_side="left",
+        model_max_length=_CONTEXT,
+    )
+    fast.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    return fast
+
+
+def make_tiny_model(
+    folder: Path,
+    *,
+    family: Literal["qwen3", "qwen2", "llama"] = "qwen3",
+    tied: bool = True,
+    hidden: int = 128,
+    layers: int = 2,
+    heads: int = 4,
+    kv_heads: int = 4,
+    intermediate: int | None = None,
+    context: int = _CONTEXT,
+    seed: int = 0,
+    dtype: Literal["float32", "bfloat16"] = "float32",
+) -> Path:
+    """`folder`, filled with config, generation config, safetensors and tokenizer; equal arguments give equal weights.
+
+    `intermediate` is three times `hidden` unless given. The caller's random state is left alone.
+    """
+    tokenizer = make_tiny_tokenizer()
+    config = _CONFIGS[family](
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        intermediate_size=3 * hidden if intermediate is None else intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=hidden // heads,
+        max_position_embeddings=context,
+        tie_word_embeddings=tied,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        pad_token_id=PAD_ID,
+        bos_token_id=BOS_ID,
+        eos_token_id=EOS_ID,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = model.to(getattr(torch, dtype))
+    model.generation_config = GenerationConfig(pad_token_id=PAD_ID, bos_token_id=BOS_ID, eos_token_id=EOS_ID)
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def sort_digits_problem(rng: random.Random, digits: int = 8) -> tuple[str, str]:
+    """A prompt such as `73914082>` and its answer `01234789`: the quick start's task."""
+    drawn = [str(rng.randrange(10)) for _ in range(digits)]
+    return "".join(drawn) + ">", "".join(sorted(drawn))
