@@ -6,7 +6,7 @@ while asleep (see `device.py`), so that use without a lease is an exception.
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -158,8 +158,7 @@ class FakeWeightSync:
 
     def update_weights(self, trainer: WeightSource, engine: WeightReceiver, version: PolicyVersion) -> None:
         """Under the engine's lease: begin, load, compare, publish."""
-        assert isinstance(engine, FakeEngine)
-        with self.residency.awake(engine, Part.WEIGHTS):
+        with self.residency.awake(cast(FakeEngine, engine), Part.WEIGHTS):
             engine.begin_update()
             engine.load_weights(trainer.named_weights())
             wanted: dict[str, Array] = dict(trainer.named_weights())  # type: ignore[arg-type]

@@ -1,0 +1,37 @@
+"""The run folder (`tidemill.app.run_folder`)."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tidemill.app.run_folder import RunFolder
+from tidemill.errors import ConfigError
+
+
+def test_a_fresh_start_moves_everything_aside_and_overwrites_nothing(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    assert folder.set_aside() is None
+    for number in (1, 2):
+        (folder.root / "metrics.jsonl").write_text(f"start {number}")
+        (folder.root / "checkpoints").mkdir()
+        (folder.root / "lock").write_text("")
+        assert folder.set_aside() == folder.root / f"aside-{number}"
+    assert (folder.root / "aside-1" / "metrics.jsonl").read_text() == "start 1"
+    assert (folder.root / "aside-2" / "metrics.jsonl").read_text() == "start 2"
+    assert (folder.root / "lock").exists()
+
+
+def test_a_run_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="choose another run.dir"):
+        RunFolder(tmp_path / "file" / "run")
+
+
+def test_the_manifest_lists_every_start(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "a run é")
+    for attempt in (1, 2):
+        folder.write_manifest(settings={"steps": 3}, attempt=attempt, command=["tidemill"], device="cpu")
+    manifest = json.loads(folder.manifest.read_text())
+    assert [start["attempt"] for start in manifest["starts"]] == [1, 2]
+    assert manifest["versions"]["torch"]
