@@ -27,6 +27,11 @@ class WeightReceiver(Protocol):
         """The version of all its weights, or None when unknown: then it refuses to generate."""
         ...
 
+    @property
+    def dtype(self) -> str:
+        """Element type of its weights, `float32` or `bfloat16`: what `load_weights` casts to."""
+        ...
+
     def begin_update(self) -> None:
         """Close generation and forget the version, until `publish`."""
         ...

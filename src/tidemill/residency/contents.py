@@ -1,0 +1,72 @@
+"""The bytes of single tensors in host pages: handed out, put in, and compared."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import xxhash
+
+from tidemill.contracts.checkpoint import TensorBytes
+from tidemill.errors import CheckpointError
+from tidemill.residency.arena import Page
+from tidemill.residency.ledger import NO_SLAB, Entry, Ledger
+
+__all__ = ["check_loadable", "checksum_of", "put_bytes", "tensor_bytes"]
+
+_NOTHING = memoryview(b"")
+
+
+def tensor_bytes(entry: Entry, pages: Sequence[Page]) -> TensorBytes:
+    """The entry's elements, row-major, read-only. A copy only for a tensor that does not lie row-major."""
+    return TensorBytes(dtype=entry.dtype_name, shape=entry.shape, data=_row_major(entry, pages).toreadonly())
+
+
+def _row_major(entry: Entry, pages: Sequence[Page]) -> memoryview:
+    if entry.slab == NO_SLAB:
+        return _NOTHING
+    page = pages[entry.slab]
+    if entry.row_major:
+        return page.view[entry.offset : entry.offset + entry.bytes]
+    copy = bytearray(entry.bytes)
+    torch.frombuffer(copy, dtype=entry.dtype).view(entry.shape).copy_(entry.view(page.memory))
+    return memoryview(copy)
+
+
+def put_bytes(entry: Entry, page: Page, saved: TensorBytes) -> None:
+    """Write saved bytes into the entry's place in a page."""
+    if entry.row_major:
+        page.view[entry.offset : entry.offset + entry.bytes] = saved.data.cast("B")
+        return
+    # A copy of its own: torch would warn of memory that it may not write to.
+    source = torch.frombuffer(bytearray(saved.data), dtype=entry.dtype)
+    entry.view(page.memory).copy_(source.view(entry.shape))
+
+
+def check_loadable(ledger: Ledger, tensors: Mapping[str, TensorBytes]) -> None:
+    """Raises CheckpointError unless `tensors` are exactly what the ledger lists."""
+    missing, unexpected = sorted(ledger.names() - set(tensors)), sorted(set(tensors) - ledger.names())
+    if missing or unexpected:
+        raise CheckpointError(
+            f"cannot load: {len(missing)} tensors are missing {missing[:5]} and {len(unexpected)} are not known here "
+            f"{unexpected[:5]}; the checkpoint is of another model or optimizer"
+        )
+    for entry in ledger:
+        saved = tensors[entry.name]
+        if (saved.dtype, saved.shape) != (entry.dtype_name, entry.shape):
+            raise CheckpointError(
+                f"cannot load {entry.name!r}: saved as {saved.dtype} {list(saved.shape)}, here it is "
+                f"{entry.dtype_name} {list(entry.shape)}; the checkpoint is of another model or dtype"
+            )
+        if saved.data.nbytes != entry.bytes:
+            raise CheckpointError(
+                f"cannot load {entry.name!r}: {saved.data.nbytes} bytes were saved and {entry.bytes} are needed; "
+                "the file is damaged"
+            )
+
+
+def checksum_of(entry: Entry, memory: torch.Tensor) -> int:
+    """xxh3 of the entry's elements, row-major, in `memory`: its slab or its page."""
+    if entry.slab == NO_SLAB:
+        return xxhash.xxh3_64_intdigest(b"")
+    copy = bytearray(entry.bytes)
+    torch.frombuffer(copy, dtype=entry.dtype).view(entry.shape).copy_(entry.view(memory))
+    return xxhash.xxh3_64_intdigest(copy)
