@@ -113,7 +113,7 @@ class HostArenaSaver:
         return self._arena.writable(index)
 
     def release(self, key: Hashable) -> None:
-        """Give the device memory back. Refused unless the pages are sealed under `key`, that of the present contents."""
+        """Give the device memory back. Refused unless the pages are sealed under `key`, that of the contents now."""
         with self._lock:
             self._require_frozen("release")
             if self._sealed is None or self._sealed != key:
@@ -147,11 +147,13 @@ class HostArenaSaver:
             brought: list[Slab] = []
             try:
                 self._copy_to_slabs(part, brought)
-            except Exception as cause:
+            except BaseException as cause:
                 self._transfer.finish()
                 for slab in brought:
                     slab.empty()
                 self._transfer.give_back()
+                if not isinstance(cause, Exception):
+                    raise
                 raise ResidencyError(
                     f"cannot restore {part.words()}: {format_bytes(self.device_bytes(part))} are needed on "
                     f"{self._device} and slab {len(brought)} failed ({cause}); all is asleep as before, free memory "
