@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tidemill.contracts.residency import Tenant
 from tidemill.contracts.sample import StopReason
 from tidemill.contracts.state import PolicyVersion
 from tidemill.contracts.weights import WeightReceiver
@@ -55,7 +54,7 @@ class Completion:
 Generate = Callable[[Sequence[Request]], list[Completion]]
 
 
-class RolloutEngine(Tenant, WeightReceiver, Protocol):
+class RolloutEngine(WeightReceiver, Protocol):
     """`generate` needs the lease for everything; the weight methods need `Part.WEIGHTS`."""
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:

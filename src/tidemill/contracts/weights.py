@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Protocol
 
+from tidemill.contracts.residency import Tenant
 from tidemill.contracts.state import PolicyVersion
 
 if TYPE_CHECKING:
@@ -19,8 +20,8 @@ class WeightSource(Protocol):
         ...
 
 
-class WeightReceiver(Protocol):
-    """An engine, as a weight sync sees it. The order of calls is that of the methods here."""
+class WeightReceiver(Tenant, Protocol):
+    """An engine, as a weight sync sees it: under its lease for weights, in the order of the methods here."""
 
     @property
     def version(self) -> PolicyVersion | None:
