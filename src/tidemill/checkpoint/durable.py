@@ -1,0 +1,66 @@
+"""Files and folders that survive a power cut: the only place that calls fsync, and how folders are made and removed."""
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+from tidemill.faults import point
+
+__all__ = ["free_bytes", "fsync_folder", "is_full", "remove_tree", "write_all", "write_durably"]
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether `error` says that the disk, the quota or the largest file size is used up."""
+    return isinstance(error, OSError) and error.errno in _FULL
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes that an unprivileged process can still write to the file system of `folder`."""
+    stat = os.statvfs(folder)
+    return stat.f_bavail * stat.f_frsize
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make the names in `folder` durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems keep no directory buffers and answer EINVAL: there is nothing to flush.
+        if error.errno != errno.EINVAL:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def write_all(descriptor: int, data: bytes | memoryview) -> None:
+    """Write every byte: one `write` may take fewer."""
+    view = memoryview(data)
+    while len(view):
+        view = view[os.write(descriptor, view) :]
+
+
+def write_durably(path: Path, data: bytes, *, fault: str, fsync_fault: str) -> None:
+    """Create `path`, which must not exist, with `data`, and fsync it. The folder's entry is the caller's to fsync.
+
+    `fault` and `fsync_fault` name the fault points passed before writing and before fsync.
+    """
+    point(fault)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        write_all(descriptor, data)
+        point(fsync_fault)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder and all in it; a folder that is not there is fine."""
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        return

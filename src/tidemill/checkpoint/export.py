@@ -1,0 +1,202 @@
+"""Weights of a run as a folder that `AutoModelForCausalLM.from_pretrained` loads: no missing, no unexpected key.
+
+Names and shapes are compared with the model's own before anything is written. Written like a checkpoint: a temporary
+folder, fsync, rename. Needs no GPU, and one tensor's room beyond the weights given.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tidemill.checkpoint.base_model import DTYPES, BaseModel, read_base_model
+from tidemill.checkpoint.durable import free_bytes, fsync_folder, is_full, remove_tree, write_durably
+from tidemill.checkpoint.safetensors_file import flat, write_tensors
+from tidemill.checkpoint.safetensors_header import ITEM_BYTES, lay_out
+from tidemill.contracts.checkpoint import TensorBytes
+from tidemill.contracts.events import Emit, Notice, Progress
+from tidemill.errors import CheckpointError
+from tidemill.faults import point
+from tidemill.units import format_bytes
+
+__all__ = ["export_model"]
+
+SHARD_BYTES = 5_000_000_000
+_MARGIN = 1 << 20
+
+_Specs = dict[str, tuple[str, tuple[int, ...]]]
+
+
+def export_model(
+    *,
+    weights: Mapping[str, TensorBytes],
+    base: Path,
+    target: Path,
+    dtype: str,
+    emit: Emit,
+    shard_bytes: int = SHARD_BYTES,
+) -> Path:
+    """Write `weights` (Hugging Face names, tied tensors once or twice) to the new folder `target`.
+
+    `base` gives config, generation config, tokenizer and chat template. `dtype` "auto" is the base's own. Raises
+    CheckpointError, and then there is no `target`.
+    """
+    _check_target(target)
+    model = read_base_model(base)
+    chosen = model.dtype if dtype == "auto" else dtype
+    if chosen not in DTYPES:
+        raise CheckpointError(f"cannot export as {dtype!r}: use auto, {', '.join(DTYPES)}")
+    specs = _specs(weights, model, DTYPES[chosen])
+    shards = _shards(specs, shard_bytes)
+    work = target.with_name(f".{target.name}.tidemill-export")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        remove_tree(work)
+        _check_room(target, specs, model)
+        point("export.mkdir")
+        work.mkdir()
+        total = sum(_size(spec) for spec in specs.values())
+        _write_shards(work, shards, _reader(weights, specs), _progress(total, emit))
+        _write_texts(work, model, chosen)
+        point("export.rename")
+        work.rename(target)
+        point("export.fsync-parent")
+        fsync_folder(target.parent)
+    except OSError as error:
+        shutil.rmtree(work, ignore_errors=True)
+        why = "the disk is full" if is_full(error) else "it cannot be written"
+        raise CheckpointError(
+            f"cannot export to {target}: {why} ({error}); free some space or choose another"
+        ) from error
+    except BaseException:
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+    emit(Notice(text=f"exported {len(specs)} tensors in {chosen} ({format_bytes(total)}) to {target}"))
+    return target
+
+
+def _check_target(target: Path) -> None:
+    if target.is_symlink() or (target.exists() and (not target.is_dir() or any(target.iterdir()))):
+        raise CheckpointError(f"cannot export to {target}: it is there already; remove it, or choose another folder")
+
+
+def _check_room(target: Path, specs: _Specs, model: BaseModel) -> None:
+    texts = sum((model.folder / path).stat().st_size for path in model.copied)
+    needed = sum(_size(spec) for spec in specs.values()) + texts + _MARGIN
+    free = free_bytes(target.parent)
+    if free < needed:
+        raise CheckpointError(
+            f"cannot export to {target}: it needs {format_bytes(needed)} and {format_bytes(free)} are free there; "
+            f"free some, or choose another folder"
+        )
+
+
+def _specs(weights: Mapping[str, TensorBytes], model: BaseModel, dtype: str) -> _Specs:
+    """Dtype and shape of each tensor to write, in the model's order. Raises CheckpointError on any disagreement."""
+    for name in set(weights) & set(model.tied):
+        kept = model.tied[name]
+        if kept in weights and flat(weights[name].data) != flat(weights[kept].data):
+            raise CheckpointError(f"cannot export: {name} and {kept} are tied in config.json, but their values differ")
+    missing = sorted(set(model.shapes) - set(weights))
+    unexpected = sorted(set(weights) - set(model.shapes) - set(model.tied))
+    if missing or unexpected:
+        raise CheckpointError(
+            f"cannot export: the weights do not fit the model in {model.folder}: {len(missing)} missing "
+            f"({', '.join(missing[:3]) or 'none'}), {len(unexpected)} unexpected "
+            f"({', '.join(unexpected[:3]) or 'none'})"
+        )
+    floats = DTYPES.values()
+    specs: _Specs = {}
+    for name, shape in model.shapes.items():
+        held = weights[name]
+        padded = held.shape[:1] > (model.vocab_size,) == shape[:1] and held.shape[1:] == shape[1:]
+        if held.shape != shape and not padded:
+            raise CheckpointError(
+                f"cannot export: {name} has shape {list(held.shape)}, the model in {model.folder} wants {list(shape)}"
+            )
+        specs[name] = (dtype if held.dtype in floats else held.dtype, shape)
+    return specs
+
+
+def _size(spec: tuple[str, tuple[int, ...]]) -> int:
+    return lay_out({"": spec})[0].end
+
+
+def _shards(specs: _Specs, limit: int) -> list[_Specs]:
+    """Tensors in order, as many to a shard as stay within `limit` bytes; a larger one has a shard for itself."""
+    shards: list[_Specs] = [{}]
+    filled = 0
+    for name, spec in specs.items():
+        if shards[-1] and filled + _size(spec) > limit:
+            shards.append({})
+            filled = 0
+        shards[-1][name] = spec
+        filled += _size(spec)
+    return shards
+
+
+def _reader(weights: Mapping[str, TensorBytes], specs: _Specs) -> Callable[[str], memoryview]:
+    def read(name: str) -> memoryview:
+        held, (dtype, shape) = weights[name], specs[name]
+        count = _size((held.dtype, shape))
+        data = flat(held.data)[:count]  # rows that pad the vocabulary are the last ones
+        return data if held.dtype == dtype else _cast(data, held.dtype, dtype)
+
+    return read
+
+
+def _cast(data: memoryview, held: str, wanted: str) -> memoryview:
+    """Rounded to nearest, ties to even, as torch does."""
+    import torch
+
+    by_name = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+    if not len(data):
+        return data
+    values = torch.frombuffer(bytearray(data), dtype=by_name[held]).to(by_name[wanted])
+    assert values.element_size() == ITEM_BYTES[wanted]
+    raw: memoryview = values.view(torch.uint8).numpy().data
+    return raw
+
+
+def _progress(total: int, emit: Emit) -> Callable[[int], None]:
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        emit(Progress(what="exporting", done=done, total=total))
+
+    return advance
+
+
+def _write_shards(
+    work: Path, shards: list[_Specs], read: Callable[[str], memoryview], advance: Callable[[int], None]
+) -> None:
+    count = len(shards)
+    files = (
+        ["model.safetensors"]
+        if count == 1
+        else [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
+    )
+    for file, specs in zip(files, shards, strict=True):
+        write_tensors(work / file, lay_out(specs), read, metadata={"format": "pt"}, faults="export", advance=advance)
+    if count == 1:
+        return
+    total = sum(_size(spec) for specs in shards for spec in specs.values())
+    places = {name: file for file, specs in zip(files, shards, strict=True) for name in specs}
+    index = json.dumps({"metadata": {"total_size": total}, "weight_map": places}, indent=2).encode()
+    _write_text(work / "model.safetensors.index.json", index)
+
+
+def _write_texts(work: Path, model: BaseModel, dtype: str) -> None:
+    _write_text(work / "config.json", model.config_text(dtype))
+    for path in model.copied:
+        (work / path).parent.mkdir(parents=True, exist_ok=True)
+        _write_text(work / path, (model.folder / path).read_bytes())
+    point("export.fsync-folder")
+    for folder in {work, *((work / path).parent for path in model.copied)}:
+        fsync_folder(folder)
+
+
+def _write_text(path: Path, data: bytes) -> None:
+    write_durably(path, data, fault="export.text", fsync_fault="export.fsync-text")

@@ -1,0 +1,232 @@
+"""Saves and restores a whole run: the Checkpointer over every stateful part.
+
+A save takes snapshots in the caller, which is cheap, and writes them behind its back. A restore takes the newest whole
+checkpoint, refuses one of another model, data or algorithm, and loads every part. Random states of the process are
+saved and restored as one more part. Before the first step the way of a save is tried up to the writing of tensors.
+"""
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tidemill.checkpoint.catalog import clean_leftovers, newest, set_aside
+from tidemill.checkpoint.commit import Committer, Staged, stage
+from tidemill.checkpoint.durable import fsync_folder, write_durably
+from tidemill.checkpoint.retention import prune
+from tidemill.checkpoint.rng import RandomState
+from tidemill.checkpoint.stored import StoredCheckpoint
+from tidemill.checkpoint.writer import Writer
+from tidemill.contracts.checkpoint import Snapshot, Stateful
+from tidemill.contracts.events import CheckpointEvent, Emit, Notice, phase
+from tidemill.contracts.footprint import Part
+from tidemill.contracts.residency import Residency, Tenant
+from tidemill.contracts.state import RunState
+from tidemill.errors import CheckpointError
+
+__all__ = ["CheckpointManager"]
+
+_PATIENCE = 600.0  # seconds without a byte written after which a save is given up
+
+
+class CheckpointManager:
+    """A Checkpointer that keeps its checkpoints in `folder`. The caller holds the run's lock."""
+
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        stateful: Sequence[Stateful],
+        trainer: Tenant,
+        residency: Residency,
+        every: int,
+        last_step: int,
+        mode: str,
+        keep_last: int,
+        keep_every: int,
+        on_failure: str,
+        walk_back: bool,
+        accept: Collection[str],
+        identity: Mapping[str, str],
+        settings: Mapping[str, Any],
+        attempt: int,
+        seed: int,
+        grace: float,
+        emit: Emit,
+        patience: float = _PATIENCE,
+    ) -> None:
+        """Raises CheckpointError when `folder` cannot be written to.
+
+        `every` 0 saves the last step only. `mode` is `async` or `sync`, `on_failure` `stop` or `continue`. `identity`
+        says what the run is about, by name; a checkpoint that says otherwise is refused unless the name is in
+        `accept`. `grace` is how many seconds `drain` waits for a save that is not the last step's.
+        """
+        self._folder = folder
+        self._parts = _by_name([*stateful, RandomState()])
+        self._trainer = trainer
+        self._residency = residency
+        self._every = every
+        self._last_step = last_step
+        self._walk_back = walk_back
+        self._accept = frozenset(accept)
+        self._identity = {**identity, "seed": str(seed)}
+        self._attempt = attempt
+        self._seed = seed
+        self._grace = grace
+        self._emit = emit
+        self._restored_step = -1
+        retention = {"keep_last": keep_last, "keep_every": keep_every}
+        self._committer = Committer(
+            folder=folder, attempt=attempt, identity=self._identity, settings=settings, retention=retention
+        )
+        self._writer = Writer(
+            commit=self._committer.commit,
+            after=lambda step: prune(
+                folder, newest=step, keep_last=keep_last, keep_every=keep_every, attempt=attempt, emit=emit
+            ),
+            background=mode == "async",
+            stop_on_failure=on_failure == "stop",
+            patience=patience,
+            emit=emit,
+        )
+        _probe(folder)
+
+    def restore(self) -> RunState | None:
+        """The state of the newest whole checkpoint, loaded into every part, with this attempt's number.
+
+        Clears away what earlier attempts left half done, and tries everything that a save needs but the writing of
+        tensors, so that a run that cannot save does not begin. Raises CheckpointError.
+        """
+        clean_leftovers(self._folder, self._emit)
+        stored, rejected = newest(self._folder, parts=self._parts, walk_back=self._walk_back)
+        if stored is None:
+            self._emit(Notice(text=f"no checkpoint in {self._folder}: starting at step 0"))
+            self._rehearse(RunState.from_json(_NO_STATE))
+            return None
+        for item in rejected:
+            text = f"{item.entry.path.name} is not whole and is passed over: {item.reason}"
+            self._emit(Notice(text=text, level="warning"))
+        self._check_identity(stored)
+        for name, part in self._parts.items():
+            part.load(stored.parts[name])
+        set_aside(rejected, self._attempt)
+        self._restored_step = stored.state.step
+        saved_by = stored.manifest.attempt
+        self._emit(Notice(text=f"resuming from {stored.path.name} (saved by attempt {saved_by})"))
+        state = replace(stored.state, attempt=self._attempt, seed=self._seed)
+        self._rehearse(state)
+        return state
+
+    def save_if_due(self, state: RunState) -> None:
+        """See Checkpointer. The last step is always due."""
+        self._writer.surface()
+        scheduled = self._every > 0 and state.step > 0 and state.step % self._every == 0
+        if not scheduled and state.step != self._last_step:
+            return
+        if not self._is_saved(state):
+            self._begin(state, must=state.step == self._last_step, limit=float("inf"))
+
+    def save(self, state: RunState) -> None:
+        """See Checkpointer. Its failure is raised, here or at `drain`, whatever the settings say.
+
+        Waits `grace` seconds for a save in flight.
+        """
+        if self._is_saved(state):
+            return
+        asleep = self._trainer.resident() == Part.NONE
+        with nullcontext() if asleep else self._residency.awake(self._trainer):
+            self._begin(state, must=True, limit=self._grace)
+
+    def drain(self) -> None:
+        """See Checkpointer. The last step's save may take as long as it makes progress, another one `grace` seconds."""
+        last = self._writer.in_flight == self._last_step
+        self._writer.wait(float("inf") if last else self._grace)
+        self._writer.surface()
+
+    def _is_saved(self, state: RunState) -> bool:
+        return state.step in (self._writer.in_flight, self._writer.durable_step, self._restored_step)
+
+    def _begin(self, state: RunState, *, must: bool, limit: float) -> None:
+        with phase(self._emit, "save_stall", "checkpoint"):
+            self._writer.wait(limit)
+            self._writer.surface()
+            began = time.perf_counter()
+            staged = self._stage(state)
+            self._emit(
+                CheckpointEvent(
+                    time=time.time(),
+                    status="staged",
+                    step=staged.step,
+                    path=str(self._folder),
+                    bytes=staged.total_bytes,
+                    seconds=time.perf_counter() - began,
+                )
+            )
+            self._writer.submit(staged, must=must)
+        self._writer.surface()
+
+    def _stage(self, state: RunState) -> Staged:
+        taken: dict[str, Snapshot] = {}
+        try:
+            for name, part in self._parts.items():
+                taken[name] = part.snapshot()
+            return stage(state, taken)
+        except BaseException:
+            for snapshot in taken.values():
+                snapshot.release()
+            raise
+
+    def _rehearse(self, state: RunState) -> None:
+        staged = self._stage(state)
+        try:
+            self._committer.rehearse(staged)
+        finally:
+            staged.release()
+
+    def _check_identity(self, stored: StoredCheckpoint) -> None:
+        saved = stored.manifest.identity
+        nothing = "not known"
+        for name in sorted({*saved, *self._identity} - self._accept):
+            was, now = saved.get(name, nothing), self._identity.get(name, nothing)
+            if was != now:
+                raise CheckpointError(
+                    f"cannot resume from {stored.path}: its {name} is {was}, this run's is {now}; go back to the "
+                    f'former, start another run.dir, or accept the change with checkpoint.accept = ["{name}"]'
+                )
+        for name in sorted(set(stored.parts) - set(self._parts) - self._accept):
+            raise CheckpointError(
+                f"cannot resume from {stored.path}: it holds the state of {name}, which this run has not; configure "
+                f'it again, or accept its loss with checkpoint.accept = ["{name}"]'
+            )
+
+
+_NO_STATE: dict[str, Any] = {"step": 0, "attempt": 0, "seed": 0, "cursor": {}, "warm_up_cursor": {}}
+
+
+def _by_name(stateful: Sequence[Stateful]) -> dict[str, Stateful]:
+    parts: dict[str, Stateful] = {}
+    for part in stateful:
+        if not part.name.isidentifier() or not part.name.isascii():
+            raise CheckpointError(f"cannot save a part named {part.name!r}: use letters, digits and _")
+        if part.name in parts:
+            raise CheckpointError(f"cannot save two parts named {part.name!r}: rename one")
+        parts[part.name] = part
+    return parts
+
+
+def _probe(folder: Path) -> None:
+    """Try what every save does: create, write, fsync, rename, remove."""
+    probe, renamed = folder / "probe.tmp", folder / "probe.renamed.tmp"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.unlink(missing_ok=True)
+        write_durably(probe, b"tidemill", fault="checkpoint.probe", fsync_fault="checkpoint.fsync-probe")
+        probe.rename(renamed)
+        fsync_folder(folder)
+        renamed.unlink()
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot keep checkpoints in {folder}: {error}; make the folder writable, or choose another run.dir"
+        ) from error

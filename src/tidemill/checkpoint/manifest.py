@@ -1,0 +1,136 @@
+"""What a checkpoint says of itself: written last, so that its presence means that all the rest is there.
+
+It names every file with its size and checksum, every slice of every tensor, and what the run was. It carries a
+checksum over itself, because a flipped bit can leave JSON that still parses.
+"""
+
+import importlib.metadata
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import tidemill
+from tidemill.checkpoint.safetensors_file import checksum
+from tidemill.errors import CheckpointError
+
+__all__ = ["FORMAT", "MANIFEST", "STATE", "FileEntry", "Manifest", "NewerFormatError", "Slice", "library_versions"]
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+STATE = "state.json"
+
+_LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
+
+
+class NewerFormatError(CheckpointError):
+    """A later release wrote it: it is not broken, so nothing may walk past it."""
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A piece of a tensor: where it lies in the whole tensor, and where in its file (bytes from the file's start)."""
+
+    name: str
+    dtype: str
+    global_shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    local_shape: tuple[int, ...]
+    begin: int
+    end: int
+    xxh3: str
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One file. `xxh3` covers it whole and is empty for tensor files, whose slices have checksums of their own."""
+
+    name: str
+    part: str
+    bytes: int
+    xxh3: str
+    slices: tuple[Slice, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """The manifest of one checkpoint. `parts` are the names of all that was saved; `time` is Unix time, for people."""
+
+    step: int
+    attempt: int
+    parts: tuple[str, ...]
+    files: tuple[FileEntry, ...]
+    identity: Mapping[str, str]
+    settings: Mapping[str, Any]
+    retention: Mapping[str, int]
+    versions: Mapping[str, str]
+    time: float
+    release: str = tidemill.__version__
+    format: int = FORMAT
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of all files but the manifest."""
+        return sum(entry.bytes for entry in self.files)
+
+    def to_bytes(self) -> bytes:
+        """The file's content."""
+        fields = json.loads(json.dumps(asdict(self)))
+        return json.dumps(fields | {"xxh3": _checksum(fields)}, indent=1).encode()
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """The manifest at `path`. Raises CheckpointError that says what is wrong with it, NewerFormatError, OSError."""
+        try:
+            fields = json.loads(path.read_bytes())
+            found, release = fields["format"], fields["release"]
+        except FileNotFoundError:
+            raise CheckpointError(f"{MANIFEST} is missing") from None
+        except (ValueError, RecursionError, KeyError, TypeError):
+            raise CheckpointError(f"{MANIFEST} is cut short or not JSON") from None
+        if isinstance(found, int) and found > FORMAT:
+            raise NewerFormatError(
+                f"cannot read {path.parent}: it has format {found}, written by tidemill {release}, and tidemill "
+                f"{tidemill.__version__} reads formats up to {FORMAT}; use tidemill {release} or later"
+            )
+        try:
+            if fields.pop("xxh3") != _checksum(fields):
+                raise CheckpointError(f"the checksum of {MANIFEST} differs")
+            return cls._from_json(fields)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(f"{MANIFEST} lacks or garbles a field ({error})") from None
+
+    @classmethod
+    def _from_json(cls, fields: dict[str, Any]) -> Self:
+        files = tuple(_file_entry(entry) for entry in fields.pop("files"))
+        return cls(**fields | {"files": files, "parts": tuple(fields["parts"])})
+
+
+def _file_entry(fields: dict[str, Any]) -> FileEntry:
+    name = fields["name"]
+    if name != Path(name).name or name in ("", ".", "..", MANIFEST):
+        raise ValueError(f"{name!r} is no file name")
+    slices = tuple(_slice(item) for item in fields.pop("slices"))
+    return FileEntry(**fields | {"slices": slices})
+
+
+def _slice(fields: dict[str, Any]) -> Slice:
+    shapes = {key: tuple(fields[key]) for key in ("global_shape", "offset", "local_shape")}
+    return Slice(**fields | shapes)
+
+
+def _checksum(fields: dict[str, Any]) -> str:
+    return checksum(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode())
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of Python and of the libraries that shape a run, without importing them."""
+    versions = {"python": platform.python_version(), "tidemill": tidemill.__version__}
+    for name in _LIBRARIES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    return versions

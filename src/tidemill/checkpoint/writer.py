@@ -1,0 +1,179 @@
+"""Writing behind the run's back, one checkpoint at a time, with nothing lost on the way back.
+
+`submit` returns when the writing has begun (`mode` "async") or ended ("sync"). A failure is emitted when it happens
+and kept until the next call of `surface`, which raises it when it must stop the run. Every wait ends: when the writer
+makes no progress, or when its time is over, the save is abandoned and left uncommitted.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tidemill.checkpoint.commit import Staged
+from tidemill.contracts.events import CheckpointEvent, Emit, Notice, PhaseDone, Progress
+from tidemill.errors import CheckpointError
+from tidemill.units import format_seconds
+
+__all__ = ["Writer"]
+
+_LOOK = 0.05  # seconds between looks at a writer that is waited for
+_NOTICE_ABANDON = 2.0  # seconds for a writer that still lives to clear its attempt away
+
+
+class _Abandoned(Exception):
+    """Raised inside a save that nobody waits for any more."""
+
+
+@dataclass
+class _Job:
+    staged: Staged
+    must: bool
+    done: int = 0
+    abandoned: bool = False
+
+    def advance(self, count: int) -> None:
+        if self.abandoned:
+            raise _Abandoned("nobody waits for this save any more")
+        self.done += count
+
+
+class Writer:
+    """At most one save in flight. `commit(staged, advance)` writes; `after(step)` runs once it is durable."""
+
+    def __init__(
+        self,
+        *,
+        commit: Callable[[Staged, Callable[[int], None]], Path],
+        after: Callable[[int], None],
+        background: bool,
+        stop_on_failure: bool,
+        patience: float,
+        emit: Emit,
+    ) -> None:
+        """`patience` is how many seconds a save may make no progress before a wait for it is given up."""
+        self._commit = commit
+        self._after = after
+        self._background = background
+        self._stop = stop_on_failure
+        self._patience = patience
+        self._emit = emit
+        self._thread = threading.Thread()
+        self._job: _Job | None = None
+        self._failure: CheckpointError | None = None
+        self.durable_step = -1
+
+    @property
+    def in_flight(self) -> int:
+        """The step being written, or -1."""
+        job = self._job
+        return job.staged.step if job is not None else -1
+
+    def submit(self, staged: Staged, *, must: bool) -> None:
+        """Write `staged`, after the save before it. `must`: its failure stops the run whatever the settings say."""
+        job = _Job(staged, must)
+        if not self._background:
+            self._job = job
+            self._write(job)
+            return
+        self.wait()
+        self._job = job
+        self._thread = threading.Thread(target=self._write, args=(job,), name="checkpoint-writer", daemon=True)
+        self._thread.start()
+
+    def wait(self, limit: float = float("inf")) -> None:
+        """Until no save is in flight. Abandons it after `limit` seconds, or `patience` seconds without progress.
+
+        Raises CheckpointError when it was abandoned.
+        """
+        job = self._job
+        if job is None:
+            return
+        began = moved = time.monotonic()
+        done = job.done
+        while self._thread.is_alive():
+            self._thread.join(_LOOK)
+            now = time.monotonic()
+            if job.done != done:
+                done, moved = job.done, now
+            if now - began > limit or now - moved > self._patience:
+                self._abandon(job, now - began)
+
+    def surface(self) -> None:
+        """Raise what went wrong in the background, once."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _abandon(self, job: _Job, waited: float) -> None:
+        job.abandoned = True
+        self._thread.join(_NOTICE_ABANDON)
+        if self.durable_step == job.staged.step:
+            return
+        self._job, self._failure = None, None
+        raise CheckpointError(
+            f"cannot wait longer for the save of step {job.staged.step}: it is not durable after "
+            f"{format_seconds(waited)} ({job.done} of {job.staged.total_bytes} bytes written) and is left uncommitted; "
+            f"earlier checkpoints are untouched: raise checkpoint.grace, or look at the disk"
+        )
+
+    def _write(self, job: _Job) -> None:
+        start, began = time.time(), time.perf_counter()
+        staged = job.staged
+        try:
+            path = self._commit(staged, self._advance(job))
+            self.durable_step = staged.step
+            seconds = time.perf_counter() - began
+            self._emit(PhaseDone(name="save_durable", start=start, seconds=seconds, owner="checkpoint"))
+            self._emit(
+                CheckpointEvent(
+                    time=time.time(),
+                    status="durable",
+                    step=staged.step,
+                    path=str(path),
+                    bytes=staged.total_bytes,
+                    seconds=seconds,
+                )
+            )
+        except BaseException as error:
+            self._failed(job, error)
+            if not isinstance(error, Exception) and not self._background:
+                raise
+        else:
+            self._tidy(staged)
+        finally:
+            staged.release()
+            if self._job is job:
+                self._job = None
+
+    def _tidy(self, staged: Staged) -> None:
+        staged.release()
+        try:
+            self._after(staged.step)
+        except Exception as error:
+            text = f"step {staged.step} is saved, but the clearing of older checkpoints failed: {error!r}"
+            self._emit(Notice(text=text, level="warning"))
+
+    def _advance(self, job: _Job) -> Callable[[int], None]:
+        def advance(count: int) -> None:
+            job.advance(count)
+            self._emit(Progress(what="saving", done=job.done, total=job.staged.total_bytes))
+
+        return advance
+
+    def _failed(self, job: _Job, error: BaseException) -> None:
+        step = job.staged.step
+        if isinstance(error, CheckpointError):
+            failure = error
+        else:
+            failure = CheckpointError(f"cannot save step {step}: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+        self._emit(CheckpointEvent(time=time.time(), status="failed", step=step, path="", reason=str(failure)))
+        if job.abandoned:
+            return
+        if self._stop or job.must:
+            self._failure = failure
+            return
+        text = f"{failure}; the run goes on because checkpoint.on_failure is continue"
+        self._emit(Notice(text=text, level="warning"))
