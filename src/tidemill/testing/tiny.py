@@ -5,6 +5,7 @@ quick start learns on one of them. What they know is nothing.
 """
 
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,26 +20,54 @@ from transformers import (
     Qwen3Config,
 )
 
-__all__ = ["BOS_ID", "EOS_ID", "PAD_ID", "UNK_ID", "make_tiny_model", "make_tiny_tokenizer", "sort_digits_problem"]
+__all__ = [
+    "BOS_ID",
+    "EOS_ID",
+    "PAD_ID",
+    "UNK_ID",
+    "Alphabet",
+    "make_tiny_model",
+    "make_tiny_tokenizer",
+    "scripted_weights",
+    "sort_digits_problem",
+]
+
+Alphabet = Literal["characters", "bytes"]
 
 PAD_ID, BOS_ID, EOS_ID, UNK_ID = 0, 1, 2, 3
+_SPECIAL = {"<pad>": PAD_ID, "<bos>": BOS_ID, "<eos>": EOS_ID, "<unk>": UNK_ID}
 _CONTEXT = 2048
 _CHARACTERS = "0123456789+-*/=><,.:;?!()[]{} \nabcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_#'\"|&^%$@\\~`"
 _CONFIGS: dict[str, Any] = {"qwen3": Qwen3Config, "qwen2": Qwen2Config, "llama": LlamaConfig}
 
 
-def make_tiny_tokenizer() -> Any:
-    """A fast tokenizer with one id for each of about a hundred characters, and pad, bos, eos, unk in front.
-
-    It adds no special tokens by itself. Its chat template joins the contents of the messages, so that a chat of one
-    message has the ids of the plain text.
-    """
-    vocabulary = {"<pad>": PAD_ID, "<bos>": BOS_ID, "<eos>": EOS_ID, "<unk>": UNK_ID}
+def _character_tokenizer() -> Tokenizer:
+    vocabulary = dict(_SPECIAL)
     for character in _CHARACTERS:
         vocabulary[character] = len(vocabulary)
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
+    return tokenizer
+
+
+def _byte_tokenizer() -> Tokenizer:
+    vocabulary = dict(_SPECIAL)
+    for symbol in sorted(pre_tokenizers.ByteLevel.alphabet()):
+        vocabulary[symbol] = len(vocabulary)
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def make_tiny_tokenizer(alphabet: Alphabet = "characters") -> Any:
+    """A fast tokenizer with pad, bos, eos, unk in front of one id for each of a hundred characters, or of 256 bytes.
+
+    It adds no special tokens by itself. Its chat template joins the contents of the messages, so that a chat of one
+    message has the ids of the plain text.
+    """
+    tokenizer = _byte_tokenizer() if alphabet == "bytes" else _character_tokenizer()
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<pad>",
@@ -63,6 +92,7 @@ def make_tiny_model(
     kv_heads: int = 4,
     intermediate: int | None = None,
     context: int = _CONTEXT,
+    alphabet: Alphabet = "characters",
     seed: int = 0,
     dtype: Literal["float32", "bfloat16"] = "float32",
 ) -> Path:
@@ -70,7 +100,7 @@ def make_tiny_model(
 
     `intermediate` is three times `hidden` unless given. The caller's random state is left alone.
     """
-    tokenizer = make_tiny_tokenizer()
+    tokenizer = make_tiny_tokenizer(alphabet)
     config = _CONFIGS[family](
         vocab_size=len(tokenizer),
         hidden_size=hidden,
@@ -95,6 +125,25 @@ def make_tiny_model(
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def scripted_weights(folder: Path, follows: Mapping[int, int], seed: int = 0) -> dict[str, torch.Tensor]:
+    """Weights for an untied tiny model under which, greedily, each id is followed by the one that `follows` names.
+
+    Attention and feed-forward add nothing, so that what is predicted depends on the last token alone; the output row
+    of the follower is the embedding of the leader. `hidden` should be 64 or more for a clear lead.
+    """
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    for name, weight in weights.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weight.zero_()
+    embedding, output = weights["model.embed_tokens.weight"], weights["lm_head.weight"]
+    embedding.normal_(generator=torch.Generator().manual_seed(seed))
+    output.zero_()
+    for leader, follower in follows.items():
+        output[follower] += embedding[leader]
+    return weights
 
 
 def sort_digits_problem(rng: random.Random, digits: int = 8) -> tuple[str, str]:

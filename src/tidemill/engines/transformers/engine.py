@@ -1,0 +1,284 @@
+"""Rollouts by transformers' own models, in this process: batched sampling with a key-value cache.
+
+Promises: an answer is generated only under weights of a known version; its ids are those sampled, each with its
+log-prob; draws depend on seed and request key alone. The key-value cache lives within one `generate`: no cache outlasts
+a change of weights. Does not: generate for two threads at once, use more than one device, run code from a model folder.
+"""
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from safetensors import safe_open
+
+from tidemill.contracts.engine import Completion, Request, Sampling
+from tidemill.contracts.events import Emit, Progress
+from tidemill.contracts.footprint import Part
+from tidemill.contracts.sample import StopReason
+from tidemill.contracts.state import PolicyVersion
+from tidemill.engines.transformers.decode import Answer, decode
+from tidemill.engines.transformers.live_weights import LiveWeights
+from tidemill.engines.transformers.requests import Limits, check_requests, check_sampling, plan_batches
+from tidemill.engines.transformers.sampling import row_keys, uniforms
+from tidemill.engines.transformers.skeleton import load_tokenizer, model_skeleton
+from tidemill.engines.transformers.stopping import NoStopStrings, StopStrings, end_ids
+from tidemill.errors import DataError, EngineError, ResidencyError, WeightSyncError
+from tidemill.residency.gate import TenantGate
+from tidemill.residency.transfer import CudaTransfer, HostTransfer
+from tidemill.weights.checksum import checksum
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["TransformersEngine"]
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_PARTS = Part.WEIGHTS | Part.KV_CACHE
+
+
+class TransformersEngine:
+    """Starts asleep and empty: `wake_up` makes room, a weight sync or `load_pretrained` fills it.
+
+    `kv_tokens` bounds the positions cached at once, and with them the bytes that the engine says it takes; 0 means
+    `max_batch` rows of the model's whole context. Batches are cut so that they keep to it.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: Path,
+        device: str,
+        dtype: Literal["float32", "bfloat16"],
+        max_batch: int,
+        emit: Emit,
+        kv_tokens: int = 0,
+    ) -> None:
+        self._folder = model
+        self._device = torch.device(device)
+        self._dtype = dtype
+        torch_dtype = _DTYPES[dtype]
+        self._emit = emit
+        self._gate = TenantGate(self.name)
+        self._tokenizer = load_tokenizer(model)
+        self._model = model_skeleton(model, torch_dtype)
+        config = self._model.config
+        self._limits = Limits(
+            context=config.max_position_embeddings,
+            vocabulary=config.vocab_size,
+            max_batch=max_batch,
+            kv_tokens=kv_tokens or max_batch * config.max_position_embeddings,
+        )
+        heads, layers = config.num_key_value_heads, config.num_hidden_layers
+        self._kv_token_bytes = (
+            2 * layers * heads * self._model.model.layers[0].self_attn.head_dim * torch_dtype.itemsize
+        )
+        self._end_ids = end_ids(model, self._tokenizer, config.vocab_size)
+        self._weights = LiveWeights(model=self._model, device=self._device, dtype=torch_dtype)
+        self._transfer = CudaTransfer(self._device) if self._device.type == "cuda" else HostTransfer()
+        self._kv_awake = False
+        self._busy = threading.Lock()
+        self._version: PolicyVersion | None = None
+        self._newest: PolicyVersion | None = None
+        self._updating = False
+        self._loaded = False
+
+    @property
+    def name(self) -> str:
+        """`engine`."""
+        return "engine"
+
+    @property
+    def gate(self) -> TenantGate:
+        """Opened by Residency for the length of a lease."""
+        return self._gate
+
+    @property
+    def dtype(self) -> str:
+        """What weights are cast to, `float32` or `bfloat16`."""
+        return self._dtype
+
+    # Memory
+
+    def resident(self) -> Part:
+        """Weights and cache: whichever was woken."""
+        return (Part.WEIGHTS if self._weights.resident else Part.NONE) | (
+            Part.KV_CACHE if self._kv_awake else Part.NONE
+        )
+
+    def footprint(self, part: Part) -> int:
+        """Bytes of the slab of weights, and of the largest cache that a batch may build."""
+        weights = self._weights.nbytes if Part.WEIGHTS in part else 0
+        cache = self._limits.kv_tokens * self._kv_token_bytes if Part.KV_CACHE in part else 0
+        return weights + cache
+
+    def host_bytes(self) -> int:
+        """A few buffers: sleeping discards the weights."""
+        return self._weights.host_bytes
+
+    def wake_up(self, part: Part) -> None:
+        """Make room. Weights come back without content: generation waits for a sync. Room that is there stays."""
+        if Part.WEIGHTS in part:
+            try:
+                self._weights.allocate()
+            except (RuntimeError, MemoryError) as error:
+                raise ResidencyError(
+                    f"cannot wake engine (weights): {self._weights.nbytes} bytes could not be allocated on "
+                    f"{self._device}: {error}; lower residency.budget or use a smaller model"
+                ) from error
+        self._kv_awake = self._kv_awake or Part.KV_CACHE in part
+
+    def sleep(self) -> None:
+        """Give everything back; the version is forgotten with the weights. Refused while an answer is generated."""
+        if not self._busy.acquire(blocking=False):
+            raise ResidencyError("cannot put engine to sleep: it is generating in another thread; wait for it to end")
+        try:
+            self._version, self._updating, self._loaded = None, False, False
+            self._weights.release()
+            self._kv_awake = False
+            self._transfer.give_back()
+        finally:
+            self._busy.release()
+
+    # Weights
+
+    @property
+    def version(self) -> PolicyVersion | None:
+        """Of all the weights; None from `begin_update` or `sleep` until `publish`."""
+        return self._version
+
+    def begin_update(self) -> None:
+        """Close generation and forget the version."""
+        self._need(Part.WEIGHTS, "begin_update")
+        self._version, self._updating, self._loaded = None, True, False
+
+    def load_weights(self, tensors: "Iterable[tuple[str, Tensor]]") -> None:
+        """Copy one whole set of weights in. Tied tensors come once, under the name of the first place.
+
+        Raises WeightSyncError when names or shapes do not fit; the engine then waits for another whole set.
+        """
+        self._need(Part.WEIGHTS, "load_weights")
+        if not self._updating:
+            raise WeightSyncError("cannot load weights into the engine: no update has begun; call begin_update first")
+        self._loaded = False
+        self._weights.load(tensors)
+        self._loaded = True
+
+    def weight_checksums(self) -> Mapping[str, int]:
+        """Checksum of each weight as it lies on the device, in the engine's dtype."""
+        self._need(Part.WEIGHTS, "weight_checksums")
+        return {name: checksum(tensor) for name, tensor in self._weights.views().items()}
+
+    def publish(self, version: PolicyVersion) -> None:
+        """Take on `version` and open generation."""
+        self._need(Part.WEIGHTS, "publish")
+        if not self._loaded:
+            raise WeightSyncError(
+                f"cannot publish version {version}: the engine does not hold a whole set of weights; sync again"
+            )
+        if self._newest is not None and version < self._newest:
+            raise WeightSyncError(
+                f"cannot publish version {version}: the engine has held {self._newest} before and versions never go "
+                f"back; a restarted run must raise the attempt"
+            )
+        self._version = self._newest = version
+        self._updating = self._loaded = False
+
+    def load_pretrained(self, version: PolicyVersion) -> None:
+        """Load the model folder's own weights as `version`: for use without a trainer."""
+        self.begin_update()
+        wanted = frozenset(self._weights.names)
+        # A tied tensor may lie in the file under both of its names.
+        tied = {name for name, _ in self._model.named_parameters(remove_duplicate=False)} - wanted
+        self.load_weights((name, tensor) for name, tensor in _stored(self._folder) if name not in tied)
+        self.publish(version)
+
+    def _need(self, part: Part, doing: str) -> None:
+        self._gate.check(part, doing)
+        absent = part & ~self.resident()
+        if absent:
+            raise ResidencyError(
+                f"engine.{doing} needs {part.words()} on the device and {absent.words()} is asleep; call it inside "
+                f"`with residency.awake(engine): ...`"
+            )
+
+    # Generation
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+        """Completions in the order of the requests."""
+        self._need(_PARTS, "generate")
+        version = self._version
+        if version is None:
+            raise WeightSyncError(
+                "cannot generate: the version of the engine's weights is unknown, because it slept or an update did "
+                "not end; sync the weights first"
+            )
+        check_sampling(sampling, self._limits)
+        check_requests(requests, sampling, self._limits)
+        if not self._busy.acquire(blocking=False):
+            raise EngineError("cannot generate: the engine is generating in another thread; use one thread at a time")
+        try:
+            answers = self._answer(requests, sampling)
+        finally:
+            self._busy.release()
+        texts = self._texts(answers)
+        return [
+            Completion(
+                token_ids=tuple(answer.token_ids),
+                logprobs=tuple(answer.logprobs),
+                stop_reason=answer.stop_reason,
+                version=version,
+                text=text,
+            )
+            for answer, text in zip(answers, texts, strict=True)
+        ]
+
+    def _answer(self, requests: Sequence[Request], sampling: Sampling) -> list[Answer]:
+        ends = torch.zeros(self._limits.vocabulary, dtype=torch.bool)
+        ends[[*self._end_ids, *sampling.stop_token_ids]] = True
+        ends = ends.to(self._device)
+        lengths = [len(request.token_ids) for request in requests]
+        found: dict[int, Answer] = {}
+        for batch in plan_batches(lengths, new_tokens=sampling.max_new_tokens, limits=self._limits):
+            chosen = [requests[index] for index in batch]
+            keys = row_keys(sampling.seed, [request.key for request in chosen])
+            answers = decode(
+                self._model,
+                [request.token_ids for request in chosen],
+                uniforms=uniforms(keys, sampling.max_new_tokens),
+                sampling=sampling,
+                ends=ends,
+                stop=self._stop_strings(sampling.stop, len(chosen)),
+            )
+            found.update(zip(batch, answers, strict=True))
+            self._emit(Progress(what="answers", done=len(found), total=len(requests)))
+        return [found[index] for index in range(len(requests))]
+
+    def _stop_strings(self, stop: tuple[str, ...], rows: int) -> StopStrings | NoStopStrings:
+        if not stop:
+            return NoStopStrings(rows=rows)
+        return StopStrings(stop=stop, tokenizer=self._tokenizer, rows=rows)
+
+    def _texts(self, answers: list[Answer]) -> list[str]:
+        """Decoded without special tokens, and without the id that ended the answer, special or not."""
+        said = [
+            answer.token_ids[:-1] if answer.stop_reason == StopReason.EOS else answer.token_ids for answer in answers
+        ]
+        texts: list[str] = self._tokenizer.batch_decode(
+            said, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return texts
+
+
+def _stored(folder: Path) -> "Iterator[tuple[str, Tensor]]":
+    """Every tensor in the folder's safetensors files. Raises DataError when there are none."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise DataError(
+            f"cannot load weights from {folder}: no safetensors file; convert it with `tidemill model import`"
+        )
+    for file in files:
+        with safe_open(file, framework="pt", device="cpu") as tensors:
+            for name in tensors.keys():  # noqa: SIM118  (safe_open is no mapping)
+                yield name, tensors.get_tensor(name)

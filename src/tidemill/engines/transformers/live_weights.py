@@ -1,0 +1,125 @@
+"""The engine's own copy of the weights: one slab of bytes on the device, in which every parameter is a view.
+
+A sleep gives the slab's memory back and keeps the tensor objects; they must not be read until it is allocated again.
+Buffers that the model computes lie in the slab too, and are written anew at each allocation. Weights are not: what an
+allocation brings back is room, with anything in it.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tidemill.engines.transformers.skeleton import computed_buffers
+from tidemill.errors import WeightSyncError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["LiveWeights"]
+
+# Where CUDA's allocator would put a tensor of its own; vectorised loads rely on it.
+_ALIGNMENT = 256
+
+
+class LiveWeights:
+    """Owns the parameters and buffers of `model`, which comes on the meta device; nothing is allocated at first."""
+
+    def __init__(self, *, model: Any, device: torch.device, dtype: torch.dtype) -> None:
+        self._buffers = computed_buffers(model)
+        shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        layout: dict[str, tuple[int, torch.dtype, torch.Size]] = {}
+        size = 0
+        for name, shape in shapes.items():
+            layout[name] = (size, dtype, shape)
+            size += _aligned(shape.numel() * dtype.itemsize)
+        for name, buffer in self._buffers.items():
+            layout[name] = (size, buffer.dtype, buffer.shape)
+            size += _aligned(buffer.nbytes)
+        self.nbytes = size
+        self._slab = torch.empty(size, dtype=torch.uint8, device=device)
+        self._views = {name: _view(self._slab, *place) for name, place in layout.items()}
+        self._names = dict.fromkeys(shapes)
+        self._install(model)
+        self.release()
+
+    def _install(self, model: Any) -> None:
+        parameters = {
+            id(parameter): torch.nn.Parameter(self._views[name], requires_grad=False)
+            for name, parameter in model.named_parameters()
+        }
+        for path, module in model.named_modules():
+            # One Parameter object for all places of a tied one.
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                setattr(module, name, parameters[id(parameter)])
+            for name, _ in list(module.named_buffers(recurse=False)):
+                setattr(module, name, self._views[f"{path}.{name}"])
+
+    @property
+    def resident(self) -> bool:
+        """Whether the slab is allocated."""
+        return bool(self._slab.untyped_storage().nbytes())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Hugging Face names of all weights, tied ones once."""
+        return tuple(self._names)
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the computed buffers, of which a copy stays on the host."""
+        return sum(buffer.nbytes for buffer in self._buffers.values())
+
+    def allocate(self) -> None:
+        """Allocate the slab and write the computed buffers; nothing happens when it is there already."""
+        if self.resident:
+            return
+        self._slab.untyped_storage().resize_(self.nbytes)
+        for name, buffer in self._buffers.items():
+            self._views[name].copy_(buffer)
+
+    def release(self) -> None:
+        """Free the slab."""
+        self._slab.untyped_storage().resize_(0)
+
+    def load(self, tensors: "Iterable[tuple[str, Tensor]]") -> None:
+        """Copy a whole set of weights in, casting, one tensor at a time: a source may make each as it is asked for it.
+
+        Raises WeightSyncError at the first name or shape that does not fit, before that tensor is copied, and at the
+        end when one is missing; what was copied by then stays.
+        """
+        loaded: set[str] = set()
+        with torch.no_grad():
+            for name, tensor in tensors:
+                if name not in self._names or name in loaded:
+                    why = "it came twice" if name in loaded else "it has no weight of that name"
+                    raise WeightSyncError(
+                        f"cannot load {name} into the engine: {why}; trainer and engine must be built from the same "
+                        f"model folder, and tied weights come once"
+                    )
+                view = self._views[name]
+                if tensor.shape != view.shape:
+                    raise WeightSyncError(
+                        f"cannot load {name} into the engine: it came as {tuple(tensor.shape)} and should be "
+                        f"{tuple(view.shape)}; trainer and engine must be built from the same model folder"
+                    )
+                view.copy_(tensor)
+                loaded.add(name)
+        missing = [name for name in self._names if name not in loaded]
+        if missing:
+            raise WeightSyncError(
+                f"cannot load weights into the engine: {len(missing)} of {len(self._names)} did not come, among them "
+                f"{', '.join(missing[:3])}; trainer and engine must be built from the same model folder"
+            )
+
+    def views(self) -> "Mapping[str, Tensor]":
+        """Every weight, by name, as it lies in the slab."""
+        return {name: self._views[name] for name in self._names}
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def _view(slab: "Tensor", start: int, dtype: torch.dtype, shape: torch.Size) -> "Tensor":
+    return slab[start : start + shape.numel() * dtype.itemsize].view(dtype).view(shape)

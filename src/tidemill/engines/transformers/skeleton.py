@@ -1,0 +1,64 @@
+"""A model without weights, made from the config of a folder: local files only, no code from the folder."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from tidemill.errors import DataError
+
+__all__ = ["computed_buffers", "load_tokenizer", "model_skeleton"]
+
+
+def model_skeleton(folder: Path, dtype: torch.dtype) -> Any:
+    """A causal language model on the meta device, in eval mode, tied as its config says. Raises DataError."""
+    config_file = folder / "config.json"
+    if not config_file.is_file():
+        raise DataError(f"cannot load a model from {folder}: there is no config.json; name a Hugging Face model folder")
+    try:
+        json.loads(config_file.read_text(encoding="utf-8"))
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+    except (ValueError, KeyError, OSError) as error:
+        raise DataError(
+            f"cannot build a causal language model from {config_file}: {error}; only architectures that transformers "
+            f"knows by itself can be used"
+        ) from error
+    model.tie_weights()
+    return model.eval()
+
+
+def computed_buffers(model: Any) -> dict[str, torch.Tensor]:
+    """Every buffer that the model computes instead of storing (rotary frequencies), on CPU, by its full name.
+
+    On the meta device they were never computed, and no file holds them. The modules that own them are built once
+    more, for real: they take the config and are small. Raises DataError for a buffer that cannot be had this way.
+    """
+    buffers: dict[str, torch.Tensor] = {}
+    for path, module in model.named_modules():
+        names = [name for name, _ in module.named_buffers(recurse=False)]
+        if not names:
+            continue
+        try:
+            fresh = type(module)(config=model.config)
+        except TypeError as error:
+            raise DataError(
+                f"cannot compute the buffers {', '.join(names)} of {path} ({type(module).__name__}): {error}; this "
+                f"architecture is not supported"
+            ) from error
+        found = dict(fresh.named_buffers(recurse=False))
+        buffers.update({f"{path}.{name}": found[name].detach() for name in names})
+    return buffers
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The folder's tokenizer. Raises DataError when there is none."""
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (ValueError, KeyError, OSError) as error:
+        raise DataError(
+            f"cannot load a tokenizer from {folder}: {error}; copy tokenizer.json and tokenizer_config.json into it"
+        ) from error

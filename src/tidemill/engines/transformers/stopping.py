@@ -1,0 +1,106 @@
+"""When an answer ends: the ids that end it, and stop strings found as tokens arrive."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from tidemill.errors import DataError
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Int64
+    from torch import Tensor
+
+__all__ = ["NEVER", "NoStopStrings", "StopStrings", "end_ids"]
+
+NEVER = np.iinfo(np.int64).max
+
+# A tail that starts inside a character, or at a space that some tokenizers drop, must do so before the stop string.
+_MARGIN = 4
+
+
+def end_ids(folder: Path, tokenizer: Any, vocabulary: int) -> tuple[int, ...]:
+    """Every id that ends a sequence according to generation_config.json, config.json or the tokenizer, in order.
+
+    Models that end a turn with another id than the tokenizer's are common: each place may know one that others do not.
+    Raises DataError for what is no id of this model.
+    """
+    found = {*_ids_in(folder / "generation_config.json"), *_ids_in(folder / "config.json")}
+    if tokenizer.eos_token_id is not None:
+        found.add(tokenizer.eos_token_id)
+    outside = [token for token in found if not 0 <= token < vocabulary]
+    if outside:
+        raise DataError(
+            f"cannot use {folder}: its end-of-sequence id {outside[0]} is outside the vocabulary of {vocabulary} ids; "
+            f"config.json, generation_config.json and tokenizer must belong together"
+        )
+    return tuple(sorted(found))
+
+
+def _ids_in(path: Path) -> tuple[int, ...]:
+    if not path.exists():
+        return ()
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"cannot read {path}: {error}; copy it again from where the model came from") from error
+    value = content.get("eos_token_id")
+    if value is None:
+        return ()
+    ids = value if isinstance(value, list) else [value]
+    if not all(isinstance(token, int) for token in ids):
+        raise DataError(f"cannot use {path}: eos_token_id is {value!r}; it should be an id or a list of ids")
+    return tuple(ids)
+
+
+class NoStopStrings:
+    """Stands in where no stop strings were asked for, and costs nothing."""
+
+    def __init__(self, *, rows: int) -> None:
+        self.lengths = np.full(rows, NEVER)
+
+    def watch(
+        self, index: "Int64[Tensor, ' B']", tokens: "Int64[Tensor, ' B']", alive: "Bool[Tensor, ' B']", length: int
+    ) -> None:
+        """Does nothing."""
+
+
+class StopStrings:
+    """Watches the answers of one batch for stop strings. `lengths` holds where each answer ended so, or `NEVER`.
+
+    Looks at the decoded tail of each answer: enough tokens to hold the longest stop string at one byte a token, special
+    tokens not counted. A character whose bytes come in several tokens is found when its last byte is there.
+    """
+
+    def __init__(self, *, stop: Sequence[str], tokenizer: Any, rows: int) -> None:
+        self.lengths = np.full(rows, NEVER)
+        self._stop = tuple(stop)
+        self._tokenizer = tokenizer
+        self._special = frozenset(tokenizer.all_special_ids)
+        self._window = max(len(text.encode()) for text in stop) + _MARGIN
+        self._tails: list[list[int]] = [[] for _ in range(rows)]
+
+    def watch(
+        self, index: "Int64[Tensor, ' B']", tokens: "Int64[Tensor, ' B']", alive: "Bool[Tensor, ' B']", length: int
+    ) -> None:
+        """Clear `alive` in place where the new token, the answer's number `length`, completes a stop string.
+
+        `index` maps the rows of this call to those of the batch.
+        """
+        living = alive.nonzero()[:, 0]
+        rows = index[living].tolist()
+        ended = [self._completes(row, token) for row, token in zip(rows, tokens[living].tolist(), strict=True)]
+        self.lengths[[row for row, end in zip(rows, ended, strict=True) if end]] = length
+        alive[living] = ~torch.tensor(ended, dtype=torch.bool, device=alive.device)
+
+    def _completes(self, row: int, token: int) -> bool:
+        if token in self._special:
+            return False
+        tail = self._tails[row]
+        tail.append(token)
+        del tail[: -self._window]
+        text = self._tokenizer.decode(tail, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return any(stop in text for stop in self._stop)
