@@ -1,0 +1,113 @@
+"""Verbs and their arguments. Only argparse: asking for help imports nothing of what the verbs do."""
+
+import argparse
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+__all__ = ["parser"]
+
+_EXIT_CODES = """exit codes:
+  0 done             1 the run, or what was looked at, failed
+  2 wrong settings, files or words        70 a bug: report the traceback
+  130 Ctrl-C         143 SIGTERM          141 the output's reader went away
+"""
+
+Add = Callable[[argparse.ArgumentParser], None]
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line. `verb` of the result is the module in `tidemill.cli` whose `main` takes it."""
+    top = argparse.ArgumentParser(
+        prog="tidemill",
+        description="RL post-training: trainer and rollout engine take turns on the same GPUs.",
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    top.add_argument("--version", action="version", version=f"tidemill {metadata.version('tidemill')}")
+    verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB", title="verbs")
+    _verb(verbs, "run", "train, or go on from the newest checkpoint", _run)
+    _verb(verbs, "check", "show all problems of settings, or each setting with its origin", _settings)
+    _verb(verbs, "rollout", "generate and score answers, without a trainer", _rollout)
+    _verb(verbs, "report", "write the page of a run", _report)
+    _verb(verbs, "ckpt", "list, verify or export checkpoints", _ckpt)
+    _verb(verbs, "model", "import a model into a checked local folder", _model)
+    return top
+
+
+def _verb(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, text: str, add: Add) -> None:
+    add(verbs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False))
+
+
+def _json(verb: argparse.ArgumentParser, what: str = "print one JSON object instead of text") -> None:
+    verb.add_argument("--json", action="store_true", help=what)
+
+
+def _settings(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "settings",
+        nargs="+",
+        metavar="FILE | path=value",
+        help="TOML files, then single settings; later wins; see docs/settings.md",
+    )
+    _json(verb)
+
+
+def _run(verb: argparse.ArgumentParser) -> None:
+    _settings(verb)
+    verb.add_argument(
+        "--fresh", action="store_true", help="start anew beside what run.dir holds; nothing is overwritten"
+    )
+    verb.add_argument("--quiet", action="store_true", help="show no progress, only what needs attention")
+
+
+def _rollout(verb: argparse.ArgumentParser) -> None:
+    _settings(verb)
+    verb.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the scored answers")
+    verb.add_argument("--limit", type=_count, default=0, metavar="N", help="first N prompts only; 0 for all (default)")
+
+
+def _report(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    verb.add_argument("--open", type=_yes, default=False, metavar="yes|no", help="show it in a browser (default: no)")
+    _json(verb)
+
+
+def _ckpt(verb: argparse.ArgumentParser) -> None:
+    actions = verb.add_subparsers(dest="action", required=True, metavar="ls | verify | export")
+    ls = actions.add_parser("ls", help="list checkpoints", description="List the checkpoints of a run.")
+    verify = actions.add_parser("verify", help="read them back", description="Read checkpoints back and compare sums.")
+    export = actions.add_parser("export", help="write a model folder", description="Write a folder for transformers.")
+    for action in (ls, verify, export):
+        action.add_argument("run", type=Path, metavar="RUN", help="run folder")
+        _json(action)
+    for action in (verify, export):
+        action.add_argument("--step", type=_count, default=None, metavar="N", help="this checkpoint only")
+    export.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write; it must not exist")
+    export.add_argument(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16"),
+        default="auto",
+        help="precision; auto is that of the base model (default)",
+    )
+
+
+def _model(verb: argparse.ArgumentParser) -> None:
+    actions = verb.add_subparsers(dest="action", required=True, metavar="import")
+    bring = actions.add_parser("import", help="import a model", description="Import a GGUF file or a model folder.")
+    bring.add_argument("source", metavar="SOURCE", help="GGUF file, or folder in the Hugging Face layout")
+    bring.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write; it must not exist")
+    _json(bring)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 up")
+    return int(text)
+
+
+def _yes(text: str) -> bool:
+    if text not in ("yes", "no"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither yes nor no")
+    return text == "yes"

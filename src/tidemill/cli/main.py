@@ -1,0 +1,76 @@
+"""The command `tidemill`: words in, exit code out. A verb's module is imported only when that verb is called."""
+
+import argparse
+import contextlib
+import importlib
+import io
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from tidemill.cli.arguments import parser
+from tidemill.errors import TidemillError
+
+__all__ = ["main"]
+
+_INTERRUPTED = 130
+_READER_GONE = 141
+_BUG = 70
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb and return the exit code. Raises SystemExit, as argparse does, for `--help` and wrong words."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A file name may hold bytes that no encoding can show; showing it must not be what fails.
+            stream.reconfigure(errors="backslashreplace")
+    arguments = _parsed(sys.argv[1:] if argv is None else list(argv))
+    try:
+        code = int(importlib.import_module(f"tidemill.cli.{arguments.verb}").main(arguments))
+        sys.stdout.flush()
+        return code
+    except TidemillError as error:
+        print(f"tidemill: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("tidemill: interrupted", file=sys.stderr)
+        return _INTERRUPTED
+    except BrokenPipeError:
+        _silence(sys.stdout)
+        return _READER_GONE
+    except Exception:
+        traceback.print_exc()
+        return _BUG
+
+
+def _parsed(argv: list[str]) -> argparse.Namespace:
+    """Arguments, with settings split into `files` and `words`, wherever the options stand between them."""
+    top = parser()
+    arguments, rest = top.parse_known_args(argv)
+    named = list(getattr(arguments, "settings", []))
+    unknown = [word for word in rest if not named or word.startswith("-")]
+    if unknown:
+        top.error(f"{arguments.verb} does not know {' '.join(unknown)}")
+    named += rest
+    arguments.files = [Path(word) for word in named if _is_file(word)]
+    arguments.words = [word for word in named if not _is_file(word)]
+    return arguments
+
+
+def _is_file(word: str) -> bool:
+    """A word without `=` names a file, and so does one that is a file."""
+    with contextlib.suppress(OSError, ValueError):
+        return "=" not in word or Path(word).is_file()
+    return False
+
+
+def _silence(stream: object) -> None:
+    """Keep Python's own flush at exit from failing once more on a pipe whose reader is gone."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,20 @@
+"""Who may hold the device's memory, and how much of it."""
+
+from tidemill.config.base import Settings
+from tidemill.config.kinds import Budget, Offload, Seconds, Size
+from tidemill.units import MIB
+
+__all__ = ["ResidencySettings"]
+
+
+class ResidencySettings(Settings):
+    """The byte budget that decides who sleeps. Trainer and engine stay awake together when both fit."""
+
+    offload: Offload = "auto"
+    """`auto` lets the budget decide, `always` shrinks it so that only what is in use is awake, `never` lifts it."""
+    budget: Budget = "auto"
+    """Bytes of one device that trainer and engine may hold together; `auto` is what the device has free."""
+    page: Size = 64 * MIB
+    """Bytes of one page of the host memory that holds what sleeps."""
+    deadline: Seconds = 300.0
+    """Longest wait for another thread to let go of the device before the run fails."""
