@@ -42,8 +42,8 @@ __all__ = ["FsdpTrainer"]
 class FsdpTrainer:
     """Built awake with its gate closed. State: parameters, moments, and the counts in `Progress`.
 
-    `model` is a local folder; `phases` are the settings by name of phase; `max_grad_norm` 0 never clips. Equal inputs on the same machine with the
-    same number of threads give equal bits, whether it slept in between or not.
+    `model` is a local folder; `phases` are the settings by name of phase; `max_grad_norm` 0 never clips.
+    Equal inputs on the same machine with the same number of threads give equal bits, slept in between or not.
     """
 
     def __init__(
