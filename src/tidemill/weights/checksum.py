@@ -1,7 +1,8 @@
 """A number that says whether two tensors hold the same bytes.
 
 On a CPU xxh3 of the bytes. On an accelerator a weighted sum of 64-bit words modulo 2^64, computed where the tensor is,
-since eight bytes cross the bus rather than the tensor: every weight is odd, so no change of a single word goes unseen.
+since eight bytes cross the bus rather than the tensor: every step of it can be undone, so no change of a single word
+goes unseen.
 Only checksums from the same kind of device can be compared.
 """
 
@@ -14,6 +15,7 @@ __all__ = ["checksum", "word_sum"]
 
 # 2^64 divided by the golden ratio, as a signed number: the weights of neighbouring words differ in every bit.
 _SPREAD = 0x9E3779B97F4A7C15 - (1 << 64)
+_LOW = (1 << 32) - 1
 # Words summed at once: bounds the device memory that this takes to 48 MiB.
 _CHUNK = 1 << 21
 
@@ -33,12 +35,23 @@ def word_sum(tensor: torch.Tensor) -> int:
     total = torch.full((), tensor.numel(), dtype=torch.int64, device=tensor.device)
     if words.numel() == 0:
         return int(total) % (1 << 64)
-    weights = torch.arange(1, min(_CHUNK, words.numel()) + 1, dtype=torch.int64, device=tensor.device)
-    weights = weights.mul_(_SPREAD).bitwise_or_(1)
+    weights = _weights(min(_CHUNK, words.numel()), tensor.device)
     for start in range(0, words.numel(), _CHUNK):
         chunk = words[start : start + _CHUNK]
-        total = total * _SPREAD + (chunk * weights[: chunk.numel()]).sum()
+        # Upper half into lower half: a product alone would drop all but one bit of what a flipped sign changes, and
+        # two flipped signs would cancel.
+        total = total * _SPREAD + _folded(chunk * _SPREAD).mul_(weights[: chunk.numel()]).sum()
     return int(total) % (1 << 64)
+
+
+def _weights(count: int, device: torch.device) -> torch.Tensor:
+    # Not linear in the position: else changes at positions of equal sum would look alike.
+    counted = torch.arange(1, count + 1, dtype=torch.int64, device=device).mul_(_SPREAD)
+    return _folded(counted).mul_(_SPREAD).bitwise_or_(1)
+
+
+def _folded(words: torch.Tensor) -> torch.Tensor:
+    return words.bitwise_right_shift(32).bitwise_and_(_LOW).bitwise_xor_(words)
 
 
 def _words(tensor: torch.Tensor) -> torch.Tensor:

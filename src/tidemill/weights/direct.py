@@ -50,21 +50,21 @@ class DirectWeightSync:
         if engine.dtype not in _DTYPES:
             raise WeightSyncError(f"cannot cast to {engine.name}'s dtype {engine.dtype!r}; use one of {list(_DTYPES)}")
         sent: dict[str, int] = {}
-        engine.load_weights(self._cast(trainer, _DTYPES[engine.dtype], sent))
+        engine.load_weights(_sending(trainer, _DTYPES[engine.dtype], sent))
         _compare(sent, engine.weight_checksums(), engine.name)
         faults.point("weights.publish")
         engine.publish(version)
 
-    def _cast(
-        self, trainer: WeightSource, dtype: torch.dtype, sent: dict[str, int]
-    ) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, tensor in trainer.named_weights():
-            faults.point("weights.send.tensor")
-            if name in sent:
-                raise WeightSyncError(f"the trainer hands out two weights named {name!r}")
-            cast = tensor.detach().to(dtype)
-            sent[name] = checksum(cast)
-            yield name, cast
+
+def _sending(trainer: WeightSource, dtype: torch.dtype, sent: dict[str, int]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The trainer's weights as they are; the checksum that each should have in the engine is noted in `sent`."""
+    for name, tensor in trainer.named_weights():
+        faults.point("weights.send.tensor")
+        if name in sent:
+            raise WeightSyncError(f"the trainer hands out two weights named {name!r}")
+        # The cast is for the checksum alone and gone at once: an engine may look at all tensors before it copies.
+        sent[name] = checksum(tensor.detach().to(dtype))
+        yield name, tensor.detach()
 
 
 def _compare(sent: Mapping[str, int], held: Mapping[str, int], engine: str) -> None:
