@@ -1,0 +1,74 @@
+"""Curves of the run page: which numbers are drawn together, and how many points of them are enough."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tidemill.recorders.page.source import Numbers, number_of
+
+__all__ = ["curves", "rounded", "thin"]
+
+_POINTS = 600
+_CHARTS = (
+    ("loss", "Loss", ("policy/loss",)),
+    ("gradient", "Gradient norm", ("policy/grad_norm",)),
+    ("kl", "KL to the policy that sampled", ("policy/kl", "mismatch/kl_k3", "mismatch/kl"), "nats"),
+    ("mismatch", "Log-prob mismatch, trainer and engine", ("mismatch/logprob_abs_mean",), "nats"),
+    (
+        "length",
+        "Answer length",
+        ("rollout/answer_tokens_mean", "rollout/answer_length", "rollout/length_mean"),
+        "tokens",
+    ),
+    ("rate", "Learning rate", ("policy/lr", "policy/learning_rate")),
+)
+
+
+def curves(numbers: Numbers) -> list[dict[str, Any]]:
+    """Charts in order: reward with evaluation, the known ones, then one for each other number (`more`)."""
+    lines = numbers.metrics
+    drawn = ["reward/mean"]
+    charts = [_reward(numbers)]
+    names = sorted({name for line in lines for name in line} - {"kind", "step", "nonfinite"})
+    for key, title, candidates, *unit in _CHARTS:
+        present = [name for name in candidates if name in names]
+        drawn += present
+        series = [_series(name, lines) for name in present]
+        charts.append(_chart(key, title, series, unit=unit[0] if unit else ""))
+    for name in sorted({name for line in numbers.evaluations for name in line} - {"kind", "step", "nonfinite"}):
+        if name != "eval/reward":
+            charts.append(_chart(name, name, [_series(name, numbers.evaluations, points=True)], more=True))
+    charts += [_chart(name, name, [_series(name, lines)], more=True) for name in names if name not in drawn]
+    return [chart for chart in charts if any(series["x"] for series in chart["series"])]
+
+
+def _reward(numbers: Numbers) -> dict[str, Any]:
+    series = [
+        _series("reward/mean", numbers.metrics, label="reward, mean of a step"),
+        _series("eval/reward", numbers.evaluations, points=True, label="evaluation"),
+    ]
+    return _chart("reward", "Reward", [one for one in series if one["x"]], wide=True)
+
+
+def _chart(key: str, title: str, series: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    return {"key": key, "title": title, "series": series, "unit": "", "wide": False, "more": False, **more}
+
+
+def _series(name: str, lines: Sequence[Mapping[str, Any]], *, points: bool = False, label: str = "") -> dict[str, Any]:
+    pairs = [(line["step"], value) for line in lines if (value := number_of(line.get(name))) is not None]
+    # The number of a step is that of the update that it ends with; an evaluation looks at the weights before it.
+    shifted = [(step if points else step + 1, value) for step, value in pairs]
+    x, y = thin(shifted, _POINTS)
+    return {"name": label or name, "x": x, "y": y, "points": points}
+
+
+def thin(pairs: Sequence[tuple[int, float]], most: int) -> tuple[list[int], list[float]]:
+    """At most `most` points: means over runs of neighbours, at the last step of each."""
+    size = max(1, math.ceil(len(pairs) / most))
+    chunks = [pairs[start : start + size] for start in range(0, len(pairs), size)]
+    return [chunk[-1][0] for chunk in chunks], [rounded(sum(y for _, y in chunk) / len(chunk)) for chunk in chunks]
+
+
+def rounded(value: float) -> float:
+    """Five digits are more than a screen shows."""
+    return float(f"{value:.5g}")

@@ -1,0 +1,48 @@
+"""The lines of the console, as pure functions of numbers."""
+
+import math
+from collections.abc import Mapping
+
+from tidemill.contracts.events import CheckpointEvent
+from tidemill.units import format_bytes, format_seconds
+
+__all__ = ["checkpoint_line", "evaluation_line", "number", "step_line"]
+
+_SHOWN = {"reward": "reward/mean", "loss": "policy/loss", "kl": "policy/kl", "grad norm": "policy/grad_norm"}
+
+
+def number(value: float) -> str:
+    """Three digits that count, two below 0.1: `0.714`, `0.00031`, `1.23k`, `3.4M`; `nan` stays what it is."""
+    if not math.isfinite(value):
+        return str(value)
+    for factor, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor * 0.9995:
+            return f"{value / factor:.3g}{letter}"
+    return f"{value:.{3 if abs(value) >= 0.1 else 2}g}"
+
+
+def step_line(head: str, values: Mapping[str, float], checkpoint: str) -> str:
+    """`step 120/400  reward 0.71  loss 0.012  kl 0.0003  tokens 1.2k/s  0.11 s  checkpoint 100 durable`."""
+    words = [head]
+    words += [f"{word} {number(values[name])}" for word, name in _SHOWN.items() if name in values]
+    seconds = values.get("time/step", 0.0)
+    if seconds > 0 and "batch/tokens" in values:
+        words.append(f"tokens {number(values['batch/tokens'] / seconds)}/s")
+    if seconds > 0:
+        words.append(f"{seconds:.2f} s" if seconds < 10 else format_seconds(seconds))
+    return "  ".join([*words, checkpoint] if checkpoint else words)
+
+
+def evaluation_line(step: int, values: Mapping[str, float], before: Mapping[str, float]) -> str:
+    """`eval at step 150: exact match 0.84 (was 0.61)`."""
+    parts = []
+    for name, value in values.items():
+        words = f"{name.removeprefix('eval/').replace('_', ' ')} {number(value)}"
+        parts.append(f"{words} (was {number(before[name])})" if name in before else words)
+    return f"eval at step {step}: {', '.join(parts)}"
+
+
+def checkpoint_line(event: CheckpointEvent) -> str:
+    """`checkpoint 100 durable (5.0 MiB in 0.2 s)`, or what went wrong."""
+    size = f" ({format_bytes(event.bytes)} in {format_seconds(event.seconds)})" if event.bytes else ""
+    return f"checkpoint {event.step} {event.status}{size}" + (f": {event.reason}" if event.reason else "")

@@ -1,0 +1,64 @@
+"""Scalars for TensorBoard. A resumed run writes a mark at which TensorBoard drops what was recorded of later steps."""
+
+import importlib
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tidemill.contracts.events import Evaluated, Event, Metrics
+from tidemill.errors import PluginError
+
+__all__ = ["TensorboardSink"]
+
+
+class TensorboardSink:
+    """Implements `Sink`. Each start adds a file to `folder`; together they are one curve."""
+
+    name = "tensorboard"
+
+    def __init__(self, *, folder: Path) -> None:
+        """Raises PluginError when the library is missing; nothing is written before `resume`."""
+        try:
+            self._library: Any = importlib.import_module("torch.utils.tensorboard")
+        except ImportError as error:
+            raise PluginError(
+                f"cannot record to tensorboard: the library is not installed ({error}); "
+                f"run pip install 'tidemill[tensorboard]' or leave it out of recorder.use"
+            ) from error
+        self._folder = folder
+        self._writers: list[Any] = []
+
+    def resume(self, step: int, state: Mapping[str, Any]) -> None:
+        """Open a file that begins with the order to forget `step` and later."""
+        self.close()
+        self._writers.append(self._library.SummaryWriter(log_dir=str(self._folder), purge_step=step))
+
+    def write(self, step: int, event: Event) -> None:
+        """Add finite numbers; TensorBoard has no place for others."""
+        if not isinstance(event, (Metrics, Evaluated)):
+            return
+        for name, value in event.values.items():
+            if math.isfinite(value):
+                self._writers[0].add_scalar(name, float(value), step)
+
+    def end_step(self, step: int) -> None:
+        """Nothing: the library flushes every two minutes and `state` at each checkpoint."""
+
+    def state(self) -> Mapping[str, Any]:
+        """Flushed and fsynced; the step is all that `resume` needs."""
+        for writer in self._writers:
+            writer.flush()
+        for path in self._folder.glob("events.out.tfevents.*"):
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        return {}
+
+    def close(self) -> None:
+        """Flush and close the file."""
+        while self._writers:
+            self._writers.pop().close()
