@@ -262,13 +262,12 @@ class TransformersEngine:
 
     def _texts(self, answers: list[Answer]) -> list[str]:
         """Decoded without special tokens, and without the id that ended the answer, special or not."""
-        said = [
+        said = (
             answer.token_ids[:-1] if answer.stop_reason == StopReason.EOS else answer.token_ids for answer in answers
-        ]
-        texts: list[str] = self._tokenizer.batch_decode(
-            said, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
-        return texts
+        return [
+            self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False) for ids in said
+        ]
 
 
 def _stored(folder: Path) -> "Iterator[tuple[str, Tensor]]":

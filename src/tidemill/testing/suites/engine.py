@@ -126,6 +126,11 @@ class EngineAnswersSuite(EngineCase):
         assert (answer.token_ids[-1] == SECOND_EOS) == (limit > 4)
         assert answer.stop_reason == (StopReason.EOS if limit > 4 else StopReason.LENGTH)
 
+    def test_an_answer_may_be_the_end_alone(self, scripted: Scripted) -> None:
+        engine, request = scripted("")
+        (answer,) = engine.generate([request], Sampling(max_new_tokens=3, temperature=0.0))
+        assert (answer.token_ids, answer.text, answer.stop_reason) == ((SECOND_EOS,), "", StopReason.EOS)
+
     def test_a_stop_string_ends_an_answer_at_the_token_that_completes_it(self, scripted: Scripted) -> None:
         engine, request = scripted("xyz, to.G")
         sampling = Sampling(max_new_tokens=20, temperature=0.0, stop=(" to.", "never"))
