@@ -1,0 +1,70 @@
+"""Tiny models and trainers over them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidemill.contracts.events import ignore
+from tidemill.testing.tiny import make_tiny_model
+from tidemill.trainers.common.schedule import PhaseSettings
+from tidemill.trainers.fsdp.trainer import FsdpTrainer
+
+MakeFsdpTrainer = Callable[..., FsdpTrainer]
+RL = PhaseSettings(
+    lr=1e-3,
+    betas=(0.9, 0.95),
+    eps=1e-8,
+    weight_decay=0.01,
+    schedule="cosine",
+    warm_up_steps=3,
+    min_ratio=0.1,
+    total_steps=10,
+)
+WARM_UP = PhaseSettings(
+    lr=2e-3,
+    betas=(0.9, 0.95),
+    eps=1e-8,
+    weight_decay=0.0,
+    schedule="constant",
+    warm_up_steps=0,
+    min_ratio=0.0,
+    total_steps=5,
+)
+
+
+@pytest.fixture(scope="session")
+def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Folder of a two-layer model, width 32, of a family and tying; made once a session."""
+    made: dict[tuple[str, bool], Path] = {}
+
+    def get(family: Any = "qwen3", tied: bool = True) -> Path:
+        if (family, tied) not in made:
+            folder = tmp_path_factory.mktemp("models") / f"{family}-{tied}"
+            made[family, tied] = make_tiny_model(folder, family=family, tied=tied, hidden=32, heads=4, kv_heads=2)
+        return made[family, tied]
+
+    return get
+
+
+@pytest.fixture
+def make_fsdp_trainer(tiny_models: Callable[..., Path]) -> MakeFsdpTrainer:
+    """A trainer on the tiny model; keywords override its constructor's."""
+
+    def make(**changes: Any) -> FsdpTrainer:
+        settings: dict[str, Any] = {
+            "model": tiny_models(),
+            "device": "cpu",
+            "compute_dtype": "float32",
+            "tokens_per_micro_batch": 40,
+            "minibatches": 1,
+            "recompute": False,
+            "max_grad_norm": 1.0,
+            "phases": {"warm_up": WARM_UP, "rl": RL},
+            "page_bytes": 1 << 16,
+            "emit": ignore,
+        }
+        return FsdpTrainer(**(settings | changes))
+
+    return make
