@@ -1,0 +1,91 @@
+"""tidemill.trainers.fsdp.model"""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tidemill.errors import DataError
+from tidemill.trainers.fsdp.model import load_network
+
+Models = Callable[..., Path]
+CPU = torch.device("cpu")
+
+
+def load(folder: Path) -> torch.nn.Module:
+    return load_network(folder, device=CPU, recompute=False)
+
+
+def copy_of(folder: Path, target: Path) -> Path:
+    shutil.copytree(folder, target)
+    return target
+
+
+def test_masters_are_float32_and_the_model_is_in_train_mode_without_dropout(
+    tiny_models: Models, tmp_path: Path
+) -> None:
+    folder = copy_of(tiny_models("llama"), tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.5}))
+    network = load(folder)
+    assert network.training
+    assert {parameter.dtype for parameter in network.parameters()} == {torch.float32}
+    ids = torch.tensor([[5, 6, 7]])
+    assert network(ids).logits.equal(network(ids).logits)
+
+
+def test_loading_writes_nothing_to_the_terminal(tiny_models: Models, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = tiny_models()
+    capfd.readouterr()
+    load(folder)
+    captured = capfd.readouterr()
+    assert captured.out + captured.err == ""
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="nowhere"):
+        load(tmp_path / "nowhere")
+
+
+def test_a_folder_without_weights_is_refused(tiny_models: Models, tmp_path: Path) -> None:
+    folder = copy_of(tiny_models(), tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(DataError, match="cannot load a model"):
+        load(folder)
+
+
+def test_a_weights_file_cut_short_is_refused(tiny_models: Models, tmp_path: Path) -> None:
+    folder = copy_of(tiny_models(), tmp_path / "model")
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(DataError, match="cannot load a model"):
+        load(folder)
+
+
+def test_a_model_of_an_unknown_type_is_refused_with_the_known_ones(tiny_models: Models, tmp_path: Path) -> None:
+    folder = copy_of(tiny_models(), tmp_path / "model")
+    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    with pytest.raises(DataError, match=r"'gpt2'.*llama, qwen2, qwen3"):
+        load(folder)
+
+
+@pytest.mark.parametrize("change", ["missing", "unexpected", "mismatched"])
+def test_weights_that_do_not_fit_the_config_are_refused_and_never_made_up(
+    tiny_models: Models, tmp_path: Path, change: str
+) -> None:
+    folder = copy_of(tiny_models(), tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    if change == "missing":
+        del tensors[name]
+    elif change == "unexpected":
+        tensors["model.layers.7.mlp.up_proj.weight"] = tensors[name].clone()
+    else:
+        tensors[name] = tensors[name][:5].clone()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(DataError, match="mlp.up_proj.weight|cannot load a model"):
+        load(folder)
