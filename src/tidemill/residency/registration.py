@@ -28,6 +28,20 @@ class Registration:
         """In the order of registration."""
         return list(self._items.values())
 
+    def bases(self) -> list[Registered]:
+        """Tensors that nobody registered and that registered views keep alive: they move along, without an entry.
+
+        Left behind they would keep the old memory, and would no longer share it with their views.
+        """
+        known = {id(tensor) for item in self._items.values() for tensor in (item.tensor, *item.aliases)}
+        found: dict[int, Registered] = {}
+        for item in self._items.values():
+            for view in (item.tensor, *item.aliases):
+                base = view._base
+                if base is not None and id(base) not in known:
+                    found[id(base)] = Registered(name=f"{item.name}, its base", tensor=base, part=item.part)
+        return list(found.values())
+
     def add(self, name: str, tensor: torch.Tensor, part: Part) -> None:
         """Raises ResidencyError for a name used twice, and for a tensor that cannot be moved into memory of ours."""
         if name in self._items:

@@ -43,15 +43,19 @@ class Slab:
 
 
 def build_slabs(
-    registered: Sequence[Registered], *, page_bytes: int, device: torch.device
+    registered: Sequence[Registered], *, bases: Sequence[Registered], page_bytes: int, device: torch.device
 ) -> tuple[list[Slab], list[Entry]]:
-    """Move every registered tensor into new slabs; their old storages are freed one slab after the other."""
-    plans, entries = plan_slabs(registered, page_bytes=page_bytes)
-    for item in registered:
+    """Move every registered tensor into new slabs, and `bases`, which get no entry.
+
+    Old storages are freed one slab after the other.
+    """
+    moving = [*registered, *bases]
+    plans, entries = plan_slabs(moving, page_bytes=page_bytes)
+    for item in moving:
         if item.tensor.numel() == 0:
             # Even a tensor without elements may keep a large storage alive.
             _repoint(item, torch.empty(item.tensor.shape, dtype=item.tensor.dtype, device=device))
-    return [_move(plan, device) for plan in plans], entries
+    return [_move(plan, device) for plan in plans], entries[: len(registered)]
 
 
 def _move(plan: SlabPlan, device: torch.device) -> Slab:

@@ -16,7 +16,7 @@ __all__ = ["checksum", "word_sum"]
 # 2^64 divided by the golden ratio, as a signed number: the weights of neighbouring words differ in every bit.
 _SPREAD = 0x9E3779B97F4A7C15 - (1 << 64)
 _LOW = (1 << 32) - 1
-# Words summed at once: bounds the device memory that this takes to 48 MiB.
+# Words summed at once: bounds the device memory that this takes to 64 MiB.
 _CHUNK = 1 << 21
 
 

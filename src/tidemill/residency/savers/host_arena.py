@@ -66,8 +66,12 @@ class HostArenaSaver:
         """
         if self._frozen:
             raise ResidencyError("cannot freeze a ledger twice; build another saver for new state")
-        registered = self._registration.items()
-        slabs, entries = build_slabs(registered, page_bytes=self._page_bytes, device=self._device)
+        slabs, entries = build_slabs(
+            self._registration.items(),
+            bases=self._registration.bases(),
+            page_bytes=self._page_bytes,
+            device=self._device,
+        )
         self._arena = Arena(
             sizes=[slab.bytes for slab in slabs],
             map_memory=self._map,
