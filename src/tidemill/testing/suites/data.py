@@ -3,6 +3,7 @@
 import pytest
 
 from tidemill.contracts.environment import Data
+from tidemill.contracts.sample import Prompt
 from tidemill.contracts.state import Cursor
 from tidemill.errors import DataError
 
@@ -34,7 +35,8 @@ class DataSuite:
         total = 2 * len(data) + 1
         whole, last = data.take(Cursor(), total)
         for size in range(1, len(data) + 2):
-            cursor, joined = Cursor(), []
+            cursor = Cursor()
+            joined: list[Prompt] = []
             while len(joined) < total:
                 prompts, cursor = data.take(cursor, min(size, total - len(joined)))
                 joined += prompts
