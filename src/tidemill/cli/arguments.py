@@ -70,7 +70,6 @@ def _rollout(verb: argparse.ArgumentParser) -> None:
 
 def _report(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("run", type=Path, metavar="RUN", help="run folder")
-    verb.add_argument("--open", type=_yes, default=False, metavar="yes|no", help="show it in a browser (default: no)")
     _json(verb)
 
 
@@ -105,9 +104,3 @@ def _count(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 up")
     return int(text)
-
-
-def _yes(text: str) -> bool:
-    if text not in ("yes", "no"):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither yes nor no")
-    return text == "yes"

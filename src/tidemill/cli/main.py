@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("tidemill: interrupted", file=sys.stderr)
         return _INTERRUPTED
     except BrokenPipeError:
-        _silence(sys.stdout)
+        _silence_output()
         return _READER_GONE
     except Exception:
         traceback.print_exc()
@@ -66,7 +66,7 @@ def _is_file(word: str) -> bool:
     return False
 
 
-def _silence(stream: object) -> None:
+def _silence_output() -> None:
     """Keep Python's own flush at exit from failing once more on a pipe whose reader is gone."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

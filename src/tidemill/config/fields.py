@@ -81,7 +81,7 @@ def field_at(settings: type[Settings], tree: Any, path: tuple[str, ...]) -> Fiel
 
 
 def is_text(field: FieldInfo) -> bool:
-    """Whether a word of the command line that is not TOML, or is a number, is this setting's text as it stands."""
+    """Whether a word of the command line that is a number, say, is this setting's text as it stands."""
     if any(isinstance(mark, Label) and mark.text for mark in field.metadata):
         return True
     if get_origin(field.annotation) is Literal:

@@ -39,7 +39,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Label:
-    """How a kind is called in the reference. `text` kinds take a word of the command line as it stands."""
+    """How a kind is called in the reference. `text` kinds want text even where a word would be a number."""
 
     name: str
     text: bool = False
@@ -119,11 +119,11 @@ Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Seconds = Annotated[float, Field(gt=0), Label("seconds")]
-Size = Annotated[int, Field(gt=0), BeforeValidator(_size, json_schema_input_type=int | str), Label("size", text=True)]
+Size = Annotated[int, Field(gt=0), BeforeValidator(_size, json_schema_input_type=int | str), Label("size")]
 Budget = Annotated[
     int | Literal["auto"],
     PlainValidator(_budget, json_schema_input_type=int | str),
-    Label('"auto" or size', text=True),
+    Label('"auto" or size'),
 ]
 AbsolutePath = Annotated[
     Path, BeforeValidator(_path), WithJsonSchema({"type": "string", "format": "path"}), Label("path", text=True)

@@ -104,7 +104,7 @@ def _values(tree: Tree) -> dict[str, Any]:
         field_info = field_at(RunConfig, values, path)
         if setting.word is None or field_info is None:
             continue
-        if isinstance(setting.value, str) or setting.value is NOT_TOML or not is_text(field_info):
+        if setting.value is NOT_TOML or isinstance(setting.value, str | list) or not is_text(field_info):
             continue
         # A number for a setting of text stays text.
         _put(values, path, setting.word.strip())

@@ -17,8 +17,9 @@ __all__ = ["UNSET", "Problem", "dotted", "problem_of", "report", "toml_text"]
 
 UNSET = object()
 """The value of a problem that is not about a value."""
-_LONGEST = 60
+_LONGEST = 200
 _CLOSE = 0.7
+_TWO_ITEMS = "should have exactly two items"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +32,7 @@ class Problem:
     origin: str = ""
 
     def __str__(self) -> str:
-        value = "" if self.value is UNSET else f" = {toml_text(self.value)}"
+        value = "" if self.value is UNSET else f" = {_short(toml_text(self.value))}"
         origin = f" ({self.origin})" if self.origin else ""
         return f"{self.path}{value}{origin}: {self.text}"
 
@@ -47,13 +48,12 @@ def report(problems: Sequence[Problem]) -> str:
     return "\n".join(lines)
 
 
-def toml_text(value: Any) -> str:
-    """A value as it would be written in TOML, cut when very long."""
-    text = _toml(value)
+def _short(text: str) -> str:
     return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
 
 
-def _toml(value: Any) -> str:
+def toml_text(value: Any) -> str:
+    """A value as it would be written in TOML."""
     if value is None:
         return '""'
     if isinstance(value, str | Path):
@@ -61,9 +61,9 @@ def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
+        return f"[{', '.join(map(toml_text, value))}]"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{key} = {toml_text(item)}" for key, item in value.items()) + "}"
     return str(value)
 
 
@@ -77,6 +77,8 @@ def problem_of(error: ErrorDetails, config: type[Settings], tree: Tree, values: 
     path = error["loc"]
     names = tuple(part for part in path if isinstance(part, str))
     origin = _origin(tree, names)
+    if error["type"] == "missing" and isinstance(path[-1], int):
+        return Problem(path=dotted(path[:-1]), text=_TWO_ITEMS, origin=origin)
     if error["type"] == "missing":
         return Problem(path=dotted(path), text="must be set; it has no default")
     if error["type"] == "extra_forbidden":
@@ -106,8 +108,8 @@ def _sentence(error: ErrorDetails) -> str:
             return "should be true or false"
         case "string_too_short":
             return "should not be empty"
-        case "too_short" | "too_long" | "missing_positional_only_argument":
-            return "should have exactly two items"
+        case "too_long":
+            return _TWO_ITEMS
         case "int_type" | "float_type" if isinstance(error["input"], str):
             return f"{error['msg'].removeprefix('Input ')}, not text"
         case _:
@@ -129,7 +131,8 @@ def _other_mode(names: tuple[str, ...], config: type[Settings], tree: Mapping[st
     seam = seam_of(field) if field is not None else None
     if seam is None:
         return ""
-    others = [use for use, settings in seam.builtin.items() if names[-1] in settings.model_fields]
+    known = dict(seam.builtin) | ({"module:function": seam.function} if seam.function is not None else {})
+    others = [use for use, settings in known.items() if names[-1] in settings.model_fields]
     use = tree.get(seam.name, {}).get("use", seam.default)
     return f"with {seam.name}.use = {toml_text(use)}; it belongs to {' and '.join(others)}" if others else ""
 

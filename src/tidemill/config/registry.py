@@ -196,7 +196,7 @@ def implementation(settings: Plug | SinkSettings) -> Any:
     module, _, name = settings.implementation.partition(":")
     try:
         return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError) as error:
         raise PluginError(
             f"cannot build {_named(settings)}: {settings.implementation or 'its implementation, which is not named,'} "
             f"cannot be imported ({error}); check the plug-in's `implementation` and install what it needs"

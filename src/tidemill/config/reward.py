@@ -9,7 +9,7 @@ from tidemill.config.base import Plug
 from tidemill.config.kinds import Count, Fraction, Label, Seconds, Size, absolute, folder_of, refuse
 from tidemill.units import GIB
 
-__all__ = ["ExactMatchSettings", "FunctionRewardSettings", "RegexSettings", "RewardSettings"]
+__all__ = ["ExactMatchSettings", "FunctionRewardSettings", "GuardedRewardSettings", "RegexSettings", "RewardSettings"]
 
 
 def _compiles(pattern: str) -> str:
@@ -31,11 +31,16 @@ def _function(use: object, info: ValidationInfo) -> object:
 
 
 class RewardSettings(Plug):
-    """What every reward has. Rewards run in child processes: a bad one costs a score, not the run."""
+    """What every reward has."""
 
     use: Annotated[str, Field(min_length=1)] = "exact_match"
     """Which reward: `exact_match`, `regex`, an entry point in `tidemill.rewards`, or your own Python function as
     `module:function` or `path/to/file.py:function`."""
+
+
+class GuardedRewardSettings(RewardSettings):
+    """Rewards that run in child processes under limits: a bad one costs a score, not the run."""
+
     timeout: Seconds = 10.0
     """Longest time for one call of the reward before its process is ended and the answers count as failed."""
     memory: Size = 2 * GIB
@@ -47,23 +52,26 @@ class RewardSettings(Plug):
 
 
 class ExactMatchSettings(RewardSettings):
-    """1 where the answer equals the prompt's expected answer, else 0."""
+    """1 where the answer is the row's label, or one of its labels, else 0."""
 
-    implementation: ClassVar[str] = "tidemill.rewards.exact_match:ExactMatch"
+    implementation: ClassVar[str] = "tidemill.rewards.exact:ExactMatch"
+
+    strip: bool = True
+    """Ignore white space around the answer and around the label."""
 
 
-class RegexSettings(RewardSettings):
-    """1 where the pattern's first group, found last in the answer, equals the expected answer, else 0."""
+class RegexSettings(GuardedRewardSettings):
+    """1 where the pattern's last match in the answer, or its first group, is the label, else 0."""
 
-    implementation: ClassVar[str] = "tidemill.rewards.regex:Regex"
+    implementation: ClassVar[str] = "tidemill.rewards.regex:RegexMatch"
 
     use: Annotated[str, Field(min_length=1)] = "regex"
     """The reward by regular expression."""
     pattern: Annotated[str, AfterValidator(_compiles), Label("regular expression", text=True), Field(min_length=1)]
-    """Regular expression whose first group is compared with the expected answer; needed with `reward.use = "regex"`."""
+    """Regular expression whose last match, or its first group, is compared with the row's label. Needed for `regex`."""
 
 
-class FunctionRewardSettings(RewardSettings):
+class FunctionRewardSettings(GuardedRewardSettings):
     """A Python function of yours: it takes a list of trajectories and returns a list of scores."""
 
     implementation: ClassVar[str] = "tidemill.rewards.function:FunctionReward"

@@ -11,7 +11,6 @@ from pydantic_core import PydanticCustomError
 
 from tidemill.config.recorder import WandbSettings
 from tidemill.config.registry import sinks
-from tidemill.config.residency import ResidencySettings
 from tidemill.config.run import RunConfig
 
 __all__ = ["RULES", "TRAINING_RULES", "Finding", "Rule"]
@@ -158,13 +157,30 @@ def a_constant_rate_has_no_end(config: RunConfig) -> Iterator[Finding]:
             )
 
 
+def _offloads(config: RunConfig) -> dict[str, str]:
+    """The settings that replace the budget, by path."""
+    asked = {
+        "trainer.offload": config.trainer.offload,
+        "engine.offload": config.engine.offload,
+        "residency.offload": config.residency.offload,
+    }
+    return {path: offload for path, offload in asked.items() if offload != "auto"}
+
+
 def a_budget_is_for_deciding(config: RunConfig) -> Iterator[Finding]:
     """`always` and `never` replace the budget."""
-    residency = config.residency
-    if residency.offload != "auto" and residency.budget != ResidencySettings().budget:
+    for path, offload in _offloads(config).items() if config.residency.budget != "auto" else ():
         yield Finding(
-            ("residency.budget", "residency.offload"),
-            f'has no effect with residency.offload = "{residency.offload}"; leave one of the two at "auto"',
+            ("residency.budget", path), f'has no effect with {path} = "{offload}"; leave one of the two at "auto"'
+        )
+
+
+def one_budget_serves_trainer_and_engine(config: RunConfig) -> Iterator[Finding]:
+    """Both overrides replace the one budget, so they cannot differ."""
+    if {config.trainer.offload, config.engine.offload} == {"always", "never"}:
+        yield Finding(
+            ("engine.offload", "trainer.offload"),
+            f'contradicts trainer.offload = "{config.trainer.offload}": one budget serves both; set one to "auto"',
         )
 
 
@@ -216,5 +232,6 @@ TRAINING_RULES: tuple[Rule, ...] = (
     kept_checkpoints_are_saved_ones,
     a_constant_rate_has_no_end,
     a_budget_is_for_deciding,
+    one_budget_serves_trainer_and_engine,
     the_run_folder_is_not_in_the_model,
 )

@@ -65,7 +65,7 @@ class RunConfig(Settings):
     data: Annotated[DataSettings, Plugged("data")]
     """Where prompts come from, and how they become tokens."""
     reward: Annotated[RewardSettings, Plugged("reward")] = ExactMatchSettings()
-    """What an answer is worth. Rewards run in child processes: a bad one costs a score, not the run."""
+    """What an answer is worth."""
     environment: Annotated[EnvironmentSettings, Plugged("environment")] = SingleTurnSettings()
     """How an episode is played."""
     cluster: Annotated[ClusterSettings, Plugged("cluster")] = InlineClusterSettings()

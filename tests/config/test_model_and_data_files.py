@@ -1,0 +1,85 @@
+"""tidemill.config.files: what settings name on the disk is there and is what it should be."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Problems = Callable[..., list[str]]
+
+BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no config": (lambda model: (model / "config.json").unlink(), "has no config.json"),
+    "broken config": (lambda model: (model / "config.json").write_text("{"), "its config.json cannot be read"),
+    "config is a list": (lambda model: (model / "config.json").write_text("[]"), "is not a JSON object"),
+    "binary config": (lambda model: (model / "config.json").write_bytes(b"\xff\xfe"), "its config.json cannot be read"),
+    "no tokenizer": (lambda model: (model / "tokenizer.json").unlink(), "has no tokenizer"),
+    "broken tokenizer": (
+        lambda model: (model / "tokenizer_config.json").write_text("x"),
+        "tokenizer_config.json cannot",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_model_folder_that_is_not_whole_is_refused(problems: Problems, folder: Path, case: str) -> None:
+    spoil, reason = BROKEN[case]
+    spoil(folder / "model")
+    (found,) = problems()
+    assert found.startswith("model = ") and "(run.toml)" in found and reason in found
+
+
+def test_a_tokenizer_may_be_of_three_kinds(problems: Problems, folder: Path) -> None:
+    model = folder / "model"
+    (model / "tokenizer.json").rename(model / "vocab.json")
+    assert len(problems()) == 1
+    (model / "merges.txt").write_text("")
+    assert problems() == []
+    (model / "vocab.json").rename(model / "tokenizer.model")
+    assert problems() == []
+
+
+def test_a_model_that_is_a_name_on_a_hub_is_refused_with_the_way_to_get_it(problems: Problems) -> None:
+    (found,) = problems("model=someone/some-model")
+    assert "there is no such folder; name a local folder" in found and "tidemill model import" in found
+    (found,) = problems("model=prompts.jsonl")
+    assert "is not a folder" in found
+
+
+def test_a_chat_template_is_there_when_it_is_always_used(problems: Problems, folder: Path) -> None:
+    (found,) = problems("data.chat=template")
+    assert "has no chat template" in found
+    assert problems("data.chat=auto") == []
+    (folder / "model" / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    assert problems("data.chat=template") == []
+    (folder / "model" / "tokenizer_config.json").unlink()
+    (folder / "model" / "chat_template.jinja").write_text("{{ messages }}")
+    assert problems("data.chat=template") == []
+
+
+@pytest.mark.parametrize("path", ["data.prompts", "eval.data", "warm_up.data"])
+def test_data_is_a_file(problems: Problems, path: str) -> None:
+    (found,) = problems(f"{path}=gone.jsonl")
+    assert found.startswith(path) and "there is no such file" in found
+    (found,) = problems(f"{path}=model")
+    assert "is a folder; name a file" in found
+
+
+def test_data_of_a_run_is_not_wanted_where_nothing_is_trained(problems: Problems) -> None:
+    words = ("eval.data=gone", "warm_up.data=gone", "rollout.replay=gone", "run.dir=prompts.jsonl")
+    assert problems(*words, training=False) == []
+    assert len(problems(*words)) == 4
+
+
+def test_a_run_folder_that_cannot_be_written_is_seen_before_it_is_made(
+    problems: Problems, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: mode == os.R_OK)
+    (found,) = problems("run.dir=new/run")
+    assert "is read-only" in found and str(folder) in found
+
+
+def test_looking_makes_nothing(problems: Problems, folder: Path) -> None:
+    before = sorted(folder.rglob("*"))
+    assert problems() == []
+    assert sorted(folder.rglob("*")) == before

@@ -1,0 +1,82 @@
+"""tidemill.config.rules: contradictions between sections, each refused before anything is started."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tidemill.config import files, rules
+from tidemill.config.load import Loaded
+
+Load = Callable[..., Loaded]
+
+Problems = Callable[..., list[str]]
+
+
+@pytest.fixture(autouse=True)
+def data(folder: Path) -> None:
+    (folder / "held_out.jsonl").write_text('{"prompt": "2 + 2 ="}\n')
+    (folder / "kept").mkdir()
+    (folder / "kept" / "step-00000001.jsonl").write_text("{}\n")
+
+
+def test_every_rule_is_run_and_is_a_sentence() -> None:
+    written = {name for name, value in vars(rules).items() if callable(value) and name.islower() and name[0] != "_"}
+    listed = {rule.__name__ for rule in rules.TRAINING_RULES}
+    assert written - {"sinks", "dataclass"} == listed
+    assert set(rules.RULES) <= set(rules.TRAINING_RULES)
+    assert all(name.count("_") >= 1 for name in listed)
+
+
+def test_warm_up_is_part_of_the_run(problems: Problems, loaded: Load) -> None:
+    assert loaded("warm_up.steps=10", "warm_up.data=held_out.jsonl").config.warm_up.steps == 10
+    (found,) = problems("warm_up.steps=11", "warm_up.data=held_out.jsonl")
+    assert "part of the run's steps = 10" in found
+
+
+def test_a_warm_up_step_divides_into_minibatches(problems: Problems) -> None:
+    words = ("trainer.minibatches=4", "warm_up.batch=6")
+    assert problems(*words) == []
+    (found,) = problems(*words, "warm_up.steps=5", "warm_up.data=held_out.jsonl")
+    assert "6 demonstrations a step do not divide into trainer.minibatches = 4" in found
+
+
+@pytest.mark.parametrize("word", ["eval.every=5", "eval.before_training=true"])
+def test_evaluation_needs_prompts_and_an_engine(problems: Problems, word: str) -> None:
+    path = word.partition("=")[0]
+    assert problems(word, "eval.data=held_out.jsonl") == []
+    (found,) = problems(word)
+    assert found.startswith(path) and "set eval.data" in found
+    (found,) = problems(word, "eval.data=held_out.jsonl", "rollout.replay=kept")
+    assert found.startswith(path) and "builds no engine" in found
+
+
+def test_a_replay_may_leave_engine_settings_and_held_out_data_as_they_are(problems: Problems) -> None:
+    assert problems("rollout.replay=kept", "engine.max_batch=3", "eval.data=held_out.jsonl") == []
+
+
+def test_a_replay_is_not_written_over(problems: Problems) -> None:
+    assert problems("rollout.replay=kept", "rollout.dump=true") == []
+    (found,) = problems("rollout.replay=kept", "rollout.dump=true", "run.dir=.")
+    assert "would write over the rollouts that are replayed" in found
+
+
+def test_kept_checkpoints_are_among_the_saved(problems: Problems) -> None:
+    assert problems("checkpoint.every=50", "checkpoint.keep_every=100") == []
+    (found,) = problems("checkpoint.every=0", "checkpoint.keep_every=100")
+    assert "with checkpoint.every = 0" in found
+
+
+def test_a_default_that_takes_part_in_a_contradiction_is_called_default(problems: Problems) -> None:
+    (found,) = problems("trainer.minibatches=5")
+    assert found.startswith("trainer.minibatches = 5 (command line)")
+    (found,) = problems('recorder.wandb.mode="offline"')
+    assert found.startswith('recorder.use = ["rich"] (default)')
+
+
+def test_the_model_folder_may_lie_in_the_run_folder(problems: Problems) -> None:
+    assert problems("run.dir=.") == []
+
+
+def test_checks_of_files_are_listed_too() -> None:
+    assert set(files.CHECKS) <= set(files.TRAINING_CHECKS)
