@@ -6,7 +6,7 @@ saved and restored as one more part. Before the first step the way of a save is 
 """
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -81,11 +81,12 @@ class CheckpointManager:
         self._committer = Committer(
             folder=folder, attempt=attempt, identity=self._identity, settings=settings, retention=retention
         )
+        self._prune: Callable[[int], None] = lambda step: prune(
+            folder, newest=step, keep_last=keep_last, keep_every=keep_every, attempt=attempt, emit=emit
+        )
         self._writer = Writer(
             commit=self._committer.commit,
-            after=lambda step: prune(
-                folder, newest=step, keep_last=keep_last, keep_every=keep_every, attempt=attempt, emit=emit
-            ),
+            after=self._prune,
             background=mode == "async",
             stop_on_failure=on_failure == "stop",
             patience=patience,
@@ -112,6 +113,9 @@ class CheckpointManager:
         for name, part in self._parts.items():
             part.load(stored.parts[name])
         set_aside(rejected, self._attempt)
+        # A crash between rename and retention leaves a whole checkpoint that was never acknowledged: it is from now on.
+        fsync_folder(self._folder)
+        self._prune(stored.state.step)
         self._restored_step = stored.state.step
         saved_by = stored.manifest.attempt
         self._emit(Notice(text=f"resuming from {stored.path.name} (saved by attempt {saved_by})"))

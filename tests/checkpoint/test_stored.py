@@ -1,0 +1,74 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidemill.checkpoint.manifest import Manifest
+from tidemill.checkpoint.stored import BrokenCheckpointError, read_checkpoint, weights_of
+from tidemill.errors import CheckpointError
+
+
+@pytest.fixture
+def saved(make_rig: Callable[..., Any]) -> Path:
+    """A checkpoint of step 2."""
+    rig = make_rig()
+    rig.run(2)
+    return Path(rig.folder) / "step-00000002"
+
+
+def test_all_that_was_saved_is_read(saved: Path) -> None:
+    seen: list[int] = []
+    stored = read_checkpoint(saved, step=2, advance=seen.append)
+    assert stored.state.step == 2 and stored.manifest.settings == {"model": "folder"}
+    assert set(stored.parts) == {"trainer", "recorder", "random"}
+    assert stored.parts["recorder"].extra == {"lines": [1, 2]}
+    assert sum(seen) == sum(t.data.nbytes for t in stored.parts["trainer"].tensors.values())
+
+
+def test_weights_are_those_of_the_model_under_their_own_names(saved: Path) -> None:
+    assert list(weights_of(read_checkpoint(saved, step=2))) == ["w"]
+
+
+def test_every_flipped_byte_of_every_file_is_noticed(saved: Path) -> None:
+    for path in sorted(saved.iterdir()):
+        data = path.read_bytes()
+        for place in [*range(0, len(data), max(1, len(data) // 40)), len(data) - 1]:
+            path.write_bytes(data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :])
+            if path.name.endswith("safetensors") and 300 < place < 4096:
+                continue  # spaces that pad the header: the flip makes them another blank, or is noticed
+            with pytest.raises((BrokenCheckpointError, CheckpointError)):
+                read_checkpoint(saved, step=2)
+        path.write_bytes(data)
+    read_checkpoint(saved, step=2)
+
+
+@pytest.mark.parametrize("name", ["state.json", "trainer-00000-of-00001.safetensors"])
+@pytest.mark.parametrize("damage", ["missing", "empty", "longer"])
+def test_the_broken_file_is_named(saved: Path, name: str, damage: str) -> None:
+    path = saved / name
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(b"" if damage == "empty" else path.read_bytes() + b"x")
+    with pytest.raises(BrokenCheckpointError, match=f"{name} (is missing|has \\d+ of \\d+ bytes)"):
+        read_checkpoint(saved, step=2)
+
+
+def test_everything_that_is_wrong_is_said_at_once(saved: Path) -> None:
+    (saved / "state.json").unlink()
+    (saved / "trainer-00000-of-00001.safetensors").unlink()
+    with pytest.raises(BrokenCheckpointError, match=r"trainer-.* is missing; state.json is missing"):
+        read_checkpoint(saved, step=2)
+
+
+def test_tensors_in_pieces_are_refused_with_both_sizes(saved: Path) -> None:
+    manifest = Manifest.read(saved / "manifest.json")
+    entry = manifest.files[0]
+    piece = entry.slices[0]
+    doubled = type(piece)(**vars(piece) | {"global_shape": (2 * piece.local_shape[0],)})
+    files = (type(entry)(**vars(entry) | {"slices": (doubled, *entry.slices[1:])}), *manifest.files[1:])
+    (saved / "manifest.json").write_bytes(Manifest(**vars(manifest) | {"files": files}).to_bytes())
+    with pytest.raises(CheckpointError, match=r"\[2000\] is saved in pieces of \[1000\]") as raised:
+        read_checkpoint(saved, step=2)
+    assert not isinstance(raised.value, BrokenCheckpointError)

@@ -1,0 +1,163 @@
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidemill.checkpoint.commit import Staged, stage
+from tidemill.checkpoint.writer import Writer
+from tidemill.contracts.checkpoint import Snapshot
+from tidemill.contracts.events import CheckpointEvent, Event, Notice, PhaseDone
+from tidemill.contracts.state import Cursor, RunState
+from tidemill.errors import CheckpointError
+
+Commit = Callable[[Staged, Callable[[int], None]], Path]
+
+
+class Desk:
+    """Builds staged states and writers, and keeps what they say."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.released: list[int] = []
+        self.after: list[int] = []
+
+    def staged(self, step: int) -> Staged:
+        state = RunState(step=step, attempt=1, seed=0, cursor=Cursor(), warm_up_cursor=Cursor())
+        return stage(state, {"trainer": Snapshot(release=lambda: self.released.append(step))})
+
+    def writer(self, commit: Commit, **options: Any) -> Writer:
+        defaults: dict[str, Any] = {
+            "after": self.after.append,
+            "background": True,
+            "stop_on_failure": True,
+            "patience": 5.0,
+            "emit": self.events.append,
+        }
+        return Writer(commit=commit, **defaults | options)
+
+    def statuses(self) -> list[str]:
+        return [event.status for event in self.events if isinstance(event, CheckpointEvent)]
+
+
+@pytest.fixture
+def desk() -> Desk:
+    """A fresh one."""
+    return Desk()
+
+
+def quick(staged: Staged, advance: Callable[[int], None]) -> Path:
+    advance(1)
+    return Path(f"step-{staged.step}")
+
+
+def failing(staged: Staged, advance: Callable[[int], None]) -> Path:
+    raise CheckpointError(f"cannot save step {staged.step}")
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_a_save_is_written_announced_released_and_followed_by_retention(desk: Desk, background: bool) -> None:
+    writer = desk.writer(quick, background=background)
+    writer.submit(desk.staged(3), must=False)
+    writer.wait()
+    assert writer.durable_step == 3 and writer.in_flight == -1
+    assert desk.statuses() == ["durable"] and desk.after == [3] and 3 in desk.released
+    assert [event.name for event in desk.events if isinstance(event, PhaseDone)] == ["save_durable"]
+
+
+def test_submit_returns_while_the_disk_is_slow_and_a_second_save_waits_for_the_first(desk: Desk) -> None:
+    go, order = threading.Event(), []
+
+    def slow(staged: Staged, advance: Callable[[int], None]) -> Path:
+        assert go.wait(5)
+        order.append(staged.step)
+        return Path("x")
+
+    writer = desk.writer(slow)
+    writer.submit(desk.staged(1), must=False)
+    assert writer.in_flight == 1 and order == []
+    threading.Timer(0.1, go.set).start()
+    writer.submit(desk.staged(2), must=False)
+    assert order[0] == 1
+    writer.wait()
+    assert order == [1, 2] and desk.after == [1, 2]
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_a_failure_surfaces_once_and_the_snapshot_is_released(desk: Desk, background: bool) -> None:
+    writer = desk.writer(failing, background=background)
+    writer.submit(desk.staged(1), must=False)
+    writer.wait()
+    with pytest.raises(CheckpointError, match="cannot save step 1"):
+        writer.surface()
+    writer.surface()
+    assert desk.statuses() == ["failed"] and desk.released and desk.after == []
+
+
+def test_an_unforeseen_exception_surfaces_too(desk: Desk) -> None:
+    def broken(staged: Staged, advance: Callable[[int], None]) -> Path:
+        raise ZeroDivisionError("why")
+
+    writer = desk.writer(broken)
+    writer.submit(desk.staged(1), must=False)
+    writer.wait()
+    with pytest.raises(CheckpointError, match="cannot save step 1: ZeroDivisionError: why"):
+        writer.surface()
+
+
+def test_a_failure_is_only_a_warning_when_the_run_goes_on_unless_it_must_not(desk: Desk) -> None:
+    writer = desk.writer(failing, stop_on_failure=False)
+    writer.submit(desk.staged(1), must=False)
+    writer.wait()
+    writer.surface()
+    assert any("the run goes on" in event.text for event in desk.events if isinstance(event, Notice))
+    writer.submit(desk.staged(2), must=True)
+    writer.wait()
+    with pytest.raises(CheckpointError, match="cannot save step 2"):
+        writer.surface()
+
+
+def test_a_wait_ends_at_its_limit_and_the_save_is_never_committed(desk: Desk) -> None:
+    committed: list[int] = []
+
+    def slow(staged: Staged, advance: Callable[[int], None]) -> Path:
+        for _ in range(500):
+            threading.Event().wait(0.01)
+            advance(1)
+        committed.append(staged.step)
+        return Path("x")
+
+    writer = desk.writer(slow)
+    writer.submit(desk.staged(1), must=True)
+    with pytest.raises(CheckpointError, match=r"step 1: it is not durable after .* is left uncommitted"):
+        writer.wait(0.2)
+    assert committed == [] and desk.released and desk.statuses() == ["failed"]
+    writer.surface()
+
+
+def test_a_disk_that_hangs_is_given_up(desk: Desk) -> None:
+    go = threading.Event()
+
+    def hung(staged: Staged, advance: Callable[[int], None]) -> Path:
+        go.wait(20)
+        advance(0)
+        return Path("x")
+
+    writer = desk.writer(hung, patience=0.2)
+    writer.submit(desk.staged(1), must=True)
+    with pytest.raises(CheckpointError, match="not durable"):
+        writer.wait()
+    go.set()
+
+
+def test_what_fails_after_the_save_is_durable_is_a_warning(desk: Desk) -> None:
+    def after(step: int) -> None:
+        raise OSError("cannot list")
+
+    writer = desk.writer(quick, after=after)
+    writer.submit(desk.staged(1), must=True)
+    writer.wait()
+    writer.surface()
+    assert writer.durable_step == 1 and desk.statuses() == ["durable"]
+    assert any("clearing of older checkpoints failed" in e.text for e in desk.events if isinstance(e, Notice))
