@@ -13,7 +13,7 @@ from typing import Any
 
 from tidemill.contracts.batch import Batch, StepReport
 from tidemill.contracts.checkpoint import Saved, Snapshot
-from tidemill.contracts.events import Event, Memory, Metrics, Notice, PhaseDone
+from tidemill.contracts.events import Event, Learned, Memory, Metrics, Notice, PhaseDone
 from tidemill.contracts.recorder import Sink, StepRecord
 from tidemill.contracts.sample import Group
 from tidemill.errors import CheckpointError, Interrupted
@@ -123,6 +123,8 @@ class Fanout:
             self._each(lambda sink: sink.close(), self._sinks + self._live)
 
     def _record(self, *, groups: Sequence[Group], batch: Batch, report: StepReport) -> None:
+        if groups:
+            self.emit(Learned(groups=groups, batch=batch))
         values = {**rollout_metrics(groups)} if groups else {}
         values |= {"batch/rows": batch.rows, "batch/tokens": batch.tokens}
         self.emit(Metrics(values={**values, **batch.metrics, **report.metrics}))

@@ -46,11 +46,11 @@ def render(run: Path) -> str:
     events = list(select_lines(run / "events.jsonl", {"checkpoint": None, "notice": None}))
     saves = [event for event in events if event["kind"] == "checkpoint"]
     notices = [event for event in events if event["kind"] == "notice"]
-    warm_up = _setting(manifest, "warm_up.steps")
+    warm_up = int(number_of(_setting(manifest, "warm_up.steps")) or 0)
     data = {
         "steps": numbers.steps,
-        "warmUp": int(number_of(warm_up) or 0),
-        "curves": curves(numbers),
+        "warmUp": warm_up,
+        "curves": curves(numbers, warm_up),
         **moments(run, numbers.steps),
         "samples": picked(run),
     }
@@ -66,7 +66,7 @@ def render(run: Path) -> str:
         facts=_facts(numbers, summary, saves),
         checkpoints=checkpoint_rows(saves),
         notices=notice_items(notices),
-        warnings=str(sum(event.get("level") == "warning" for event in notices)),
+        warnings=_count(sum(event.get("level") == "warning" for event in notices), "warning"),
         settings=setting_rows(manifest.get("settings")),
         versions=text("  ".join(f"{name} {version}" for name, version in _table(manifest, "versions").items())),
         command=text(" ".join(str(word) for word in manifest.get("command") or ())),
@@ -150,6 +150,10 @@ def _facts(numbers: Numbers, summary: dict[str, Any], saves: list[dict[str, Any]
     if peak:
         facts.append(fact("peak host memory", format_bytes(peak)))
     return "".join(facts)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number or 'no'} {noun}s"
 
 
 def _stall(seconds: float | None) -> str:

@@ -89,7 +89,7 @@ class WandbSink:
     def close(self) -> None:
         """Finish the run; it can be resumed."""
         while self._runs:
-            self._runs.pop().finish(quiet=True)
+            self._runs.pop().finish()
 
     def _quiet(self) -> Any:
         """No output, and nothing sent about this machine, its packages, its code or the command line."""

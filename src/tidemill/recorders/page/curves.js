@@ -2,6 +2,12 @@
 
 const CURVE_COLORS = ["c-trainer", "c-engine", "c-2", "c-3", "c-4"].map(color);
 
+// Within each phase by itself: a mean over the border would show a slope where there was a step.
+function smoothed(one, border) {
+  const cut = one.x.filter((step) => step <= border).length;
+  return [...runningMean(one.y.slice(0, cut)), ...runningMean(one.y.slice(cut))];
+}
+
 function runningMean(values) {
   const reach = Math.floor(values.length / 40);
   if (values.length < 30) return values;
@@ -34,11 +40,23 @@ function extent(series) {
   return [low >= 0 && low < (high - low) * 0.5 ? 0 : low - pad, high + pad];
 }
 
+// A logarithmic scale where the numbers are positive and far apart, as a learning rate over two phases is.
+function vertical(spec, from, to) {
+  const values = spec.series.flatMap((one) => one.y), least = Math.min(...values), most = Math.max(...values);
+  if (spec.log && least > 0 && most / least > 20) {
+    const map = scale(Math.log10(least) - 0.1, Math.log10(most) + 0.1, from, to), marks = [];
+    for (let power = Math.ceil(Math.log10(least) - 0.1); power <= Math.log10(most) + 0.1; power++) marks.push(10 ** power);
+    return { y: (value) => map(Math.log10(value)), marks };
+  }
+  const [low, high] = extent(spec.series);
+  return { y: scale(low, high, from, to), marks: ticks(low, high, spec.wide ? 5 : 4) };
+}
+
 function curveCard(parent, spec, data) {
   const card = tag("div", { class: "card" + (spec.wide ? " wide" : "") }, parent);
   const head = tag("div", { class: "head" }, card);
   tag("h3", {}, head, spec.title + (spec.unit ? ", " + spec.unit : ""));
-  const smooth = spec.series.map((one) => (one.points ? one.y : runningMean(one.y)));
+  const smooth = spec.series.map((one) => (one.points || !spec.smooth || one.y.length < 30 ? one.y : smoothed(one, data.warmUp)));
   tag("span", { class: "now" }, head, "last " + spec.series.map((one, i) => numberWords(smooth[i].at(-1))).join(" · "));
   if (spec.series.length > 1) {
     const legend = tag("div", { class: "legend" }, card);
@@ -55,14 +73,12 @@ function drawCurve(box, width, spec, smooth, data) {
   const begin = Math.min(...spec.series.map((one) => (one.x.length ? one.x[0] : end)));
   const from = begin > end / 2 ? begin : 0;
   const x = scale(from, Math.max(end, from + 1), left, width - right);
-  const [low, high] = extent(spec.series);
-  const y = scale(low, high, height - bottom, top);
+  const { y, marks } = vertical(spec, height - bottom, top);
   if (data.warmUp > from) {
     const edge = x(Math.min(end, data.warmUp));
     svg("rect", { class: "shade", x: left, y: top, width: Math.max(0, edge - left), height: height - top - bottom }, root);
-    if (edge - left > 60) svg("text", { x: left + 6, y: top + 13 }, root, "warm-up");
   }
-  for (const value of ticks(low, high, spec.wide ? 5 : 4)) {
+  for (const value of marks) {
     svg("line", { class: "gridline", x1: left, x2: width - right, y1: y(value), y2: y(value) }, root);
     svg("text", { x: left - 7, y: y(value) + 4, "text-anchor": "end" }, root, numberWords(value));
   }
@@ -71,6 +87,7 @@ function drawCurve(box, width, spec, smooth, data) {
   }
   svg("line", { class: "axis", x1: left, x2: width - right, y1: height - bottom, y2: height - bottom }, root);
   spec.series.forEach((one, i) => drawSeries(root, one, smooth[i], x, y, CURVE_COLORS[i]));
+  if (data.warmUp > from && x(Math.min(end, data.warmUp)) - left > 60) halo(svg("text", { x: left + 6, y: height - bottom - 6 }, root, "warm-up"));
   hoverCurve(root, { spec, smooth, x, left, right, top, bottom, width, height });
   box.replaceChildren(root);
 }

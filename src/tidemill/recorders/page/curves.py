@@ -10,34 +10,42 @@ __all__ = ["curves", "rounded", "thin"]
 
 _POINTS = 600
 _CHARTS = (
-    ("loss", "Loss", ("policy/loss",)),
-    ("gradient", "Gradient norm", ("policy/grad_norm",)),
-    ("kl", "KL to the policy that sampled", ("policy/kl", "mismatch/kl_k3", "mismatch/kl"), "nats"),
-    ("mismatch", "Log-prob mismatch, trainer and engine", ("mismatch/logprob_abs_mean",), "nats"),
+    ("loss", "Loss", ("policy/loss",), ""),
+    ("gradient", "Gradient norm", ("policy/grad_norm",), ""),
+    ("kl", "KL to the sampling policy", ("policy/kl", "mismatch/kl_k3", "mismatch/kl"), "nats"),
+    ("mismatch", "Log-prob mismatch to engine", ("mismatch/logprob_abs_mean",), "nats"),
     (
         "length",
         "Answer length",
         ("rollout/answer_tokens_mean", "rollout/answer_length", "rollout/length_mean"),
         "tokens",
     ),
-    ("rate", "Learning rate", ("policy/lr", "policy/learning_rate")),
+    ("rate", "Learning rate", ("policy/lr", "policy/learning_rate"), ""),
 )
 
 
-def curves(numbers: Numbers) -> list[dict[str, Any]]:
+def curves(numbers: Numbers, warm_up: int) -> list[dict[str, Any]]:
     """Charts in order: reward with evaluation, the known ones, then one for each other number (`more`)."""
     lines = numbers.metrics
     drawn = ["reward/mean"]
     charts = [_reward(numbers)]
     names = sorted({name for line in lines for name in line} - {"kind", "step", "nonfinite"})
-    for key, title, candidates, *unit in _CHARTS:
+    learning = [line for line in lines if line["step"] >= warm_up]
+    if warm_up and learning:
+        warm = _series("policy/loss", [line for line in lines if line["step"] < warm_up])
+        charts.append(_chart("warm-up", "Loss of the warm-up", [warm]))
+    for key, title, candidates, unit in _CHARTS:
         present = [name for name in candidates if name in names]
         drawn += present
-        series = [_series(name, lines) for name in present]
-        charts.append(_chart(key, title, series, unit=unit[0] if unit else ""))
-    for name in sorted({name for line in numbers.evaluations for name in line} - {"kind", "step", "nonfinite"}):
-        if name != "eval/reward":
-            charts.append(_chart(name, name, [_series(name, numbers.evaluations, points=True)], more=True))
+        # The two phases minimise different things: on one axis the second would be a flat line.
+        series = [_series(name, learning or lines if key == "loss" else lines) for name in present]
+        charts.append(_chart(key, title, series, unit=unit, log=key in ("rate", "gradient"), smooth=key != "rate"))
+    measured = sorted(
+        {name for line in numbers.evaluations for name in line} - {"kind", "step", "nonfinite", "eval/reward"}
+    )
+    for i, name in enumerate(measured):
+        title = "Evaluation: " + name.removeprefix("eval/").replace("_", " ")
+        charts.append(_chart(name, title, [_series(name, numbers.evaluations, points=True)], more=i >= 2))
     charts += [_chart(name, name, [_series(name, lines)], more=True) for name in names if name not in drawn]
     return [chart for chart in charts if any(series["x"] for series in chart["series"])]
 
@@ -51,7 +59,17 @@ def _reward(numbers: Numbers) -> dict[str, Any]:
 
 
 def _chart(key: str, title: str, series: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-    return {"key": key, "title": title, "series": series, "unit": "", "wide": False, "more": False, **more}
+    return {
+        "key": key,
+        "title": title,
+        "series": series,
+        "unit": "",
+        "wide": False,
+        "more": False,
+        "log": False,
+        "smooth": True,
+        **more,
+    }
 
 
 def _series(name: str, lines: Sequence[Mapping[str, Any]], *, points: bool = False, label: str = "") -> dict[str, Any]:

@@ -112,3 +112,8 @@ function legendItem(parent, fill, name, value, shape) {
   if (value) tag("b", {}, item, value);
   return item;
 }
+
+// An edge in the colour of the card, so that a word can be read over lines.
+function halo(word) {
+  Object.assign(word.style, { paintOrder: "stroke", stroke: "var(--card)", strokeWidth: "4px", strokeLinejoin: "round" });
+}

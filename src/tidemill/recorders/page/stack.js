@@ -26,7 +26,7 @@ function showStack(data, select) {
     const share = (100 * sums[i]) / total;
     legendItem(document.getElementById("stack-legend"), phaseColor(name), phaseWords(name), share < 1 ? "< 1 %" : Math.round(share) + " %");
   });
-  const every = stack.stride > 1 ? ` Every ${stack.stride}th step is drawn.` : "";
+  const every = stack.stride > 1 ? ` One step in ${stack.stride} is drawn.` : "";
   caption.textContent = `A phase within another is taken out of it.${every} Click a step to see it in the tide chart.`;
   onWidth(box, (width) => drawStack(box, width, stack, select));
 }
@@ -43,15 +43,17 @@ function drawStack(box, width, stack, select) {
     svg("text", { x: left - 7, y: y(value) + 4, "text-anchor": "end" }, root, secondWords(value));
   }
   const base = new Array(count).fill(0), gap = slot > 6 ? Math.min(2, slot * 0.15) : 0;
+  // Thin bars overlap a little: between two that only touch, the paper would shine through.
+  const wide = (gap ? slot - gap : slot + 0.4).toFixed(2);
   stack.names.forEach((name, row) => {
     let d = "";
     for (let i = 0; i < count; i++) {
       const from = Math.min(base[i], high), to = Math.min(base[i] + stack.seconds[row][i], high);
       base[i] += stack.seconds[row][i];
       if (to - from <= 0) continue;
-      d += `M${(left + i * slot).toFixed(2)} ${y(from).toFixed(2)}h${(slot - gap).toFixed(2)}V${y(to).toFixed(2)}h${(gap - slot).toFixed(2)}z`;
+      d += `M${(left + i * slot).toFixed(2)} ${y(from).toFixed(2)}h${wide}V${y(to).toFixed(2)}h-${wide}z`;
     }
-    svg("path", { d, style: "fill:" + phaseColor(name), "shape-rendering": gap ? "auto" : "crispEdges" }, root);
+    svg("path", { d, style: "fill:" + phaseColor(name) }, root);
   });
   totals.forEach((total, i) => {
     if (total > high * 1.001) svg("path", { d: `M${left + (i + 0.5) * slot} ${y(high) - 9}l4 6h-8z`, style: "fill:var(--soft)" }, root);

@@ -21,7 +21,8 @@ function laneOf(name) {
 function showTide(data) {
   const detail = data.detail, caption = document.getElementById("tide-caption");
   if (!detail.steps.length) { caption.textContent = "Nothing has been recorded yet."; return () => {}; }
-  const state = { first: Math.max(0, detail.steps.length - 4), width: Math.min(3, detail.steps.length) };
+  const state = { width: Math.min(3, detail.steps.length) };
+  state.first = Math.max(0, Math.min(detail.steps.length - state.width, interesting(detail) - 1));
   const box = document.getElementById("tide-chart"), controls = document.getElementById("tide-controls");
   let redraw = () => {};
   const slider = tag("input", { type: "range", min: 0, max: detail.steps.length - 1, "aria-label": "first step shown" });
@@ -50,6 +51,14 @@ function showTide(data) {
     detail.steps.forEach((one, i) => { if (Math.abs(one[0] - step) < Math.abs(detail.steps[best][0] - step)) best = i; });
     move(best);
   };
+}
+
+// The last step that saved and has a step after it, else the last but one: the last may have been cut short.
+function interesting(detail) {
+  const last = detail.steps.length - 2;
+  const saves = detail.spans.filter((span) => detail.words[span[0]].startsWith("save_") && last >= 0 && span[2] <= detail.steps[last][2]);
+  if (!saves.length) return last;
+  return detail.steps.findLastIndex((step) => step[1] <= saves.at(-1)[2]);
 }
 
 function tideLegend(detail) {
@@ -111,8 +120,6 @@ function drawTide(box, width, detail, state, caption) {
     (drawn || !budget ? "" : `The budget, ${byteWords(budget)}, lies beyond this picture. `) +
     `Peak ${byteWords(device)} on the device, ${byteWords(host)} of copies in host memory.`;
 }
-
-function halo(word) { word.style.paintOrder = "stroke"; word.style.stroke = "var(--card)"; word.style.strokeWidth = "4px"; word.style.strokeLinejoin = "round"; }
 
 function tidePatterns(chart) {
   const defs = svg("defs", {}, chart.root);

@@ -1,6 +1,6 @@
 """A run folder as a long run leaves it, written by the sinks themselves, with made-up numbers and clocks.
 
-`python tests/recorders/synthetic.py FOLDER` writes one and its page, to look at.
+`python tests/recorders/synthetic_run.py FOLDER` writes one and its page, to look at.
 """
 
 import json
@@ -141,7 +141,7 @@ class Story:
             return {
                 "policy/loss": 2.2 * math.exp(-step / 30) + 0.9 + noise(0, 0.03),
                 "policy/grad_norm": 1 + abs(noise(0, 0.2)),
-                "policy/lr": 2e-3 * min(1, step / 50),
+                "policy/lr": 2e-3 * min(1, (step + 1) / 50),
                 "batch/tokens": 2304,
             }
         return {
