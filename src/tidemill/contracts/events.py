@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tidemill.contracts.batch import Batch
 from tidemill.contracts.sample import Group
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "Emit",
     "Evaluated",
     "Event",
+    "Learned",
     "Memory",
     "Metrics",
     "Notice",
@@ -74,6 +76,25 @@ class RolloutDone:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Learned:
+    """An update was made from these groups; `batch` holds their trajectories as rows, in order."""
+
+    groups: Sequence[Group]
+    batch: Batch
+
+    def advantages(self) -> dict[str, float]:
+        """Advantage of each trajectory that was trained on, by id."""
+        trajectories = [trajectory for group in self.groups for trajectory in group.trajectories]
+        found: dict[str, float] = {}
+        for row, trajectory in enumerate(trajectories):
+            start, end = self.batch.offsets[row], self.batch.offsets[row + 1]
+            trained = self.batch.advantages[start:end][self.batch.loss_mask[start:end]]
+            if len(trained):
+                found[trajectory.id] = float(trained[0])
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evaluated:
     """Result of an evaluation of the present weights: `eval/exact_match` and so on."""
 
@@ -98,7 +119,7 @@ class Notice:
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
-Event = Metrics | PhaseDone | Memory | CheckpointEvent | RolloutDone | Evaluated | Progress | Notice
+Event = Metrics | PhaseDone | Memory | CheckpointEvent | RolloutDone | Learned | Evaluated | Progress | Notice
 Emit = Callable[[Event], None]
 
 

@@ -64,7 +64,7 @@ class FakeTenant:
                 wanted |= mine
         if wanted in self.awake:
             return
-        self.moves.append(f"wake_up {part.words()}")
+        self.moves.append(f"wake_up {(wanted & ~self.awake).words()}")
         if Part.WEIGHTS in wanted and Part.WEIGHTS not in self.awake:
             self.device = {name: array.copy() for name, array in self.host.items()}
         self.awake |= wanted

@@ -1,0 +1,216 @@
+"""The only place that knows all names: from a config to the parts that a loop is given."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+
+import psutil
+import torch
+
+from tidemill.app import build
+from tidemill.app.identity import model_identity, tokenizer_identity
+from tidemill.app.run_folder import RunFolder
+from tidemill.checkpoint.manager import CheckpointManager
+from tidemill.config.load import Loaded
+from tidemill.config.run import RunConfig
+from tidemill.contracts.engine import RolloutEngine
+from tidemill.contracts.environment import Environment, Reward
+from tidemill.contracts.events import Emit, Notice
+from tidemill.contracts.footprint import Part
+from tidemill.contracts.parts import Evaluation, Parts, Rollout, StopSignal, WarmUp
+from tidemill.contracts.recorder import Recorder
+from tidemill.contracts.state import Cursor, RunState
+from tidemill.contracts.trainer import Trainer
+from tidemill.contracts.weights import WeightSync
+from tidemill.data.demonstrations import Demonstrations
+from tidemill.data.fingerprint import fingerprint
+from tidemill.data.prompt_source import PromptsPerStep
+from tidemill.data.tokenizer import Tokenizer
+from tidemill.engines.replay.engine import NoWeightSync, ReplayEngine
+from tidemill.errors import ConfigError
+from tidemill.residency.manager import LeaseManager
+from tidemill.residency.plan import budget_for
+from tidemill.rollout.collect import RolloutCollector
+from tidemill.rollout.evaluate import Evaluator, NoEvaluation
+from tidemill.rollout.replay import ReplayRollout
+from tidemill.rollout.warm_up import NoWarmUp, SupervisedWarmUp
+from tidemill.units import format_bytes
+from tidemill.weights.direct import DirectWeightSync
+
+__all__ = ["assembled", "chosen_device", "prepare_torch"]
+
+
+def chosen_device(config: RunConfig) -> str:
+    """`cpu` or `cuda`. Raises ConfigError when a GPU is asked for and there is none."""
+    if config.run.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("cannot use run.device = cuda: PyTorch sees no GPU here; set run.device=cpu or auto")
+    if config.run.device != "auto":
+        return config.run.device
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def prepare_torch(config: RunConfig) -> None:
+    """Threads and seed of this process."""
+    if config.run.threads:
+        torch.set_num_threads(config.run.threads)
+    torch.manual_seed(config.run.seed)
+
+
+@contextlib.contextmanager
+def assembled(
+    loaded: Loaded, *, folder: RunFolder, attempt: int, recorder: Recorder, stop: StopSignal
+) -> Iterator[Parts]:
+    """Every part, built; child processes and workers end with the block."""
+    config, emit = loaded.config, recorder.emit
+    prepare_torch(config)
+    device = chosen_device(config)
+    with contextlib.ExitStack() as stack:
+        cluster = build.build_cluster(config)
+        stack.callback(cluster.close)
+        tokenizer = Tokenizer(config.model, allow_special_tokens=config.data.allow_special_tokens)
+        reward = build.build_reward(config, emit)
+        stack.callback(reward.close)
+        environment = build.build_environment(config)
+        data = build.build_data(config, config.data.prompts, tokenizer, emit)
+        evaluation = _evaluation(config, tokenizer, environment, reward, emit)
+        warm_up = _warm_up(config, tokenizer, emit)
+        algorithm = build.build_algorithm(config)
+        trainer = cluster.place(lambda: build.build_trainer(config, device=device, emit=emit))
+        engine, sync_needed = _engine(config, cluster.place, device, emit)
+        residency = leases(config, trainer=trainer, engine=engine, device=device, emit=emit)
+        stack.callback(residency.close)
+        weights: WeightSync = DirectWeightSync(residency=residency, emit=emit) if sync_needed else NoWeightSync()
+        checkpointer = _checkpointer(loaded, folder, trainer, recorder, residency, attempt)
+        yield Parts(
+            trainer=trainer,
+            engine=engine,
+            residency=residency,
+            weights=weights,
+            checkpointer=checkpointer,
+            data=PromptsPerStep(data, config.rollout.prompts),
+            rollout=_rollout(config, environment, reward, emit),
+            algorithm=algorithm,
+            warm_up=warm_up,
+            evaluation=evaluation,
+            recorder=recorder,
+            stop=stop,
+            fresh_state=lambda: RunState(
+                step=0, attempt=attempt, seed=config.run.seed, cursor=Cursor(), warm_up_cursor=Cursor()
+            ),
+        )
+
+
+Place = Callable[[Callable[[], RolloutEngine]], RolloutEngine]
+
+
+def _engine(config: RunConfig, place: Place, device: str, emit: Emit) -> tuple[RolloutEngine, bool]:
+    """The engine, and whether weights are handed to it."""
+    if config.rollout.replay is not None:
+        emit(Notice(text=f"replaying rollouts of {config.rollout.replay}: no engine is built, nothing is evaluated"))
+        return ReplayEngine(), False
+    return place(lambda: build.build_engine(config, device=device, emit=emit)), True
+
+
+def _rollout(config: RunConfig, environment: Environment, reward: Reward, emit: Emit) -> Rollout:
+    if config.rollout.replay is not None:
+        return ReplayRollout(config.rollout.replay)
+    return RolloutCollector(
+        environment=environment,
+        reward=reward,
+        sampling=build.train_sampling(config),
+        samples=config.rollout.samples,
+        emit=emit,
+    )
+
+
+def _evaluation(
+    config: RunConfig, tokenizer: Tokenizer, environment: Environment, reward: Reward, emit: Emit
+) -> Evaluation:
+    if config.eval.data is None or config.rollout.replay is not None:
+        return NoEvaluation()
+    prompts = build.build_data(config, config.eval.data, tokenizer, emit).all_prompts(config.eval.limit)
+    return Evaluator(
+        prompts=prompts,
+        environment=environment,
+        reward=reward,
+        sampling=build.eval_sampling(config),
+        samples=config.eval.samples,
+        every=config.eval.every,
+        before_training=config.eval.before_training,
+        emit=emit,
+    )
+
+
+def _warm_up(config: RunConfig, tokenizer: Tokenizer, emit: Emit) -> WarmUp:
+    if config.warm_up.steps == 0 or config.warm_up.data is None:
+        return NoWarmUp()
+    data = build.build_data(config, config.warm_up.data, tokenizer, emit)
+    return SupervisedWarmUp(
+        steps=config.warm_up.steps, demonstrations=Demonstrations(data, tokenizer, config.warm_up.batch)
+    )
+
+
+def leases(config: RunConfig, *, trainer: Trainer, engine: RolloutEngine, device: str, emit: Emit) -> LeaseManager:
+    """The residency of one device, under the budget that the settings stand for; says what it chose."""
+    own = {mode for mode in (config.trainer.offload, config.engine.offload) if mode != "auto"}
+    mode = own.pop() if own else config.residency.offload
+    budget, sentence = budget_for(
+        mode,
+        trainer_bytes=trainer.footprint(Part.ALL),
+        engine_weight_bytes=engine.footprint(Part.WEIGHTS),
+        engine_bytes=engine.footprint(Part.ALL),
+        device_bytes=_device_bytes(device) + trainer.footprint(trainer.resident()),
+    )
+    if mode == "auto" and config.residency.budget != "auto":
+        budget = config.residency.budget
+        sentence = f"residency.budget is {format_bytes(budget)}: who is idle sleeps when another needs the bytes"
+    emit(Notice(text=sentence))
+    manager = LeaseManager(budget=budget, emit=emit, deadline=config.residency.deadline)
+    manager.admit(trainer)
+    return manager
+
+
+def _device_bytes(device: str) -> int:
+    if device == "cuda":
+        return int(torch.cuda.mem_get_info()[0])
+    return int(psutil.virtual_memory().available)
+
+
+def _checkpointer(
+    loaded: Loaded, folder: RunFolder, trainer: Trainer, recorder: Recorder, residency: LeaseManager, attempt: int
+) -> CheckpointManager:
+    config = loaded.config
+    settings = config.checkpoint
+    return CheckpointManager(
+        folder=folder.checkpoints,
+        stateful=[trainer, recorder],
+        trainer=trainer,
+        residency=residency,
+        every=settings.every,
+        last_step=config.steps,
+        mode=settings.mode,
+        keep_last=settings.keep_last,
+        keep_every=settings.keep_every,
+        on_failure=settings.on_failure,
+        walk_back=settings.walk_back,
+        accept=settings.accept,
+        identity=identity(config),
+        settings=loaded.to_json(),
+        attempt=attempt,
+        seed=config.run.seed,
+        grace=settings.grace,
+        emit=recorder.emit,
+    )
+
+
+def identity(config: RunConfig) -> Mapping[str, str]:
+    """What a checkpoint of this run is bound to, by the names that `checkpoint.accept` takes."""
+    found = {
+        "model": model_identity(config.model),
+        "tokenizer": tokenizer_identity(config.model),
+        "data": fingerprint(config.data.prompts),
+        "algorithm": config.algorithm.use,
+        "warm_up": "none",
+    }
+    if config.warm_up.data is not None and config.warm_up.steps:
+        found["warm_up"] = f"{config.warm_up.steps} steps of {fingerprint(config.warm_up.data)}"
+    return found

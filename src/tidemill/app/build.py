@@ -1,0 +1,190 @@
+"""From settings to parts, one function a seam.
+
+A plug-in's implementation is called with the seam's keyword arguments, which its built-in implementation shows, and
+with every field that its settings class adds to the seam's own.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from tidemill.config.algorithm import AlgorithmSettings
+from tidemill.config.base import Plug
+from tidemill.config.cluster import ClusterSettings
+from tidemill.config.data import DataSettings
+from tidemill.config.engine import EngineSettings
+from tidemill.config.environment import EnvironmentSettings
+from tidemill.config.optimizer import OptimizerSettings, ScheduleSettings
+from tidemill.config.registry import implementation
+from tidemill.config.reward import FunctionRewardSettings, RewardSettings
+from tidemill.config.run import RunConfig
+from tidemill.config.trainer import TrainerSettings
+from tidemill.contracts.algorithm import Algorithm
+from tidemill.contracts.cluster import Cluster
+from tidemill.contracts.engine import RolloutEngine, Sampling
+from tidemill.contracts.environment import Environment, Reward
+from tidemill.contracts.events import Emit
+from tidemill.contracts.trainer import Trainer
+from tidemill.data.jsonl import JsonlData
+from tidemill.data.tokenizer import Tokenizer
+from tidemill.trainers.common.schedule import PhaseSettings
+
+__all__ = [
+    "build_algorithm",
+    "build_cluster",
+    "build_data",
+    "build_engine",
+    "build_environment",
+    "build_reward",
+    "build_trainer",
+    "eval_sampling",
+    "train_sampling",
+]
+
+
+def _own(settings: Plug, seam: type[Plug]) -> dict[str, Any]:
+    """What a settings class adds to those of its seam, by name."""
+    return {name: getattr(settings, name) for name in type(settings).model_fields if name not in seam.model_fields}
+
+
+def _made(settings: Plug, seam: type[Plug], **values: Any) -> Any:
+    return implementation(settings)(**values, **_own(settings, seam))
+
+
+def compute_dtype(wanted: str, device: str) -> str:
+    """`auto` is bfloat16 on a GPU and float32 elsewhere."""
+    if wanted != "auto":
+        return wanted
+    return "bfloat16" if device == "cuda" else "float32"
+
+
+def build_cluster(config: RunConfig) -> Cluster:
+    """Where workers live."""
+    return cast(Cluster, _made(config.cluster, ClusterSettings))
+
+
+def build_trainer(config: RunConfig, *, device: str, emit: Emit) -> Trainer:
+    """The trainer, awake, with its gate closed."""
+    settings = config.trainer
+    warm_up = _phase(config.warm_up.optimizer, config.warm_up.schedule, config.warm_up.steps)
+    rl = _phase(settings.optimizer, settings.schedule, config.steps - config.warm_up.steps)
+    return cast(
+        Trainer,
+        _made(
+            settings,
+            TrainerSettings,
+            model=config.model,
+            device=device,
+            compute_dtype=compute_dtype(settings.dtype, device),
+            tokens_per_micro_batch=settings.tokens_per_micro_batch,
+            minibatches=settings.minibatches,
+            recompute=settings.recompute,
+            max_grad_norm=settings.max_grad_norm,
+            phases={"warm_up": warm_up, "rl": rl},
+            page_bytes=config.residency.page,
+            emit=emit,
+        ),
+    )
+
+
+def _phase(optimizer: OptimizerSettings, schedule: ScheduleSettings, steps: int) -> PhaseSettings:
+    return PhaseSettings(
+        lr=optimizer.lr,
+        betas=optimizer.betas,
+        eps=optimizer.eps,
+        weight_decay=optimizer.weight_decay,
+        schedule=schedule.kind,
+        warm_up_steps=schedule.warm_up_steps,
+        min_ratio=schedule.min_ratio,
+        total_steps=steps,
+    )
+
+
+def build_engine(config: RunConfig, *, device: str, emit: Emit) -> RolloutEngine:
+    """The engine, asleep. Its cache is sized for the longest prompts and answers that the settings allow."""
+    longest = config.data.max_prompt_tokens + config.rollout.sampling.max_new_tokens
+    return cast(
+        RolloutEngine,
+        _made(
+            config.engine,
+            EngineSettings,
+            model=config.model,
+            device=device,
+            dtype=compute_dtype(config.engine.dtype, device),
+            max_batch=config.engine.max_batch,
+            kv_tokens=config.engine.max_batch * longest,
+            emit=emit,
+        ),
+    )
+
+
+def build_algorithm(config: RunConfig) -> Algorithm:
+    """Advantages, packing and loss."""
+    temperature = config.rollout.sampling.temperature
+    return cast(Algorithm, _made(config.algorithm, AlgorithmSettings, temperature=temperature))
+
+
+def build_data(config: RunConfig, path: Any, tokenizer: Tokenizer, emit: Emit) -> JsonlData:
+    """Prompts of a file, read as `data.*` says."""
+    settings = config.data
+    return cast(
+        JsonlData,
+        _made(
+            settings,
+            DataSettings,
+            path=path,
+            tokenizer=tokenizer,
+            seed=config.run.seed,
+            shuffle=settings.shuffle,
+            max_prompt_tokens=settings.max_prompt_tokens,
+            skip_bad_lines=settings.skip_bad_lines,
+            chat=settings.chat,
+            emit=emit,
+        ),
+    )
+
+
+def build_environment(config: RunConfig) -> Environment:
+    """Who plays episodes."""
+    return cast(Environment, _made(config.environment, EnvironmentSettings))
+
+
+def build_reward(config: RunConfig, emit: Emit) -> Reward:
+    """Who scores them."""
+    settings = config.reward
+    limits: Mapping[str, Any] = {
+        "timeout": settings.timeout,
+        "memory": settings.memory,
+        "workers": settings.workers,
+        "failure_budget": settings.failure_budget,
+        "emit": emit,
+    }
+    make: Callable[..., Any] = implementation(settings)
+    if isinstance(settings, FunctionRewardSettings):
+        return cast(Reward, make(use=settings.use, **limits))
+    return cast(Reward, make(**limits, **_own(settings, RewardSettings)))
+
+
+def train_sampling(config: RunConfig) -> Sampling:
+    """How answers to learn from are sampled."""
+    settings = config.rollout.sampling
+    return Sampling(
+        max_new_tokens=settings.max_new_tokens,
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        top_k=settings.top_k,
+        stop=settings.stop,
+        stop_token_ids=settings.stop_token_ids,
+        seed=config.run.seed,
+    )
+
+
+def eval_sampling(config: RunConfig) -> Sampling:
+    """How answers to judge by are sampled: every token is kept, at the evaluation's own temperature."""
+    settings = config.rollout.sampling
+    return Sampling(
+        max_new_tokens=settings.max_new_tokens,
+        temperature=config.eval.temperature,
+        stop=settings.stop,
+        stop_token_ids=settings.stop_token_ids,
+        seed=config.run.seed,
+    )
