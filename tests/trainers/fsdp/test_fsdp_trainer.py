@@ -20,7 +20,9 @@ from tidemill.contracts.batch import Batch
 from tidemill.contracts.checkpoint import Saved
 from tidemill.contracts.events import Event, Notice, PhaseDone
 from tidemill.contracts.footprint import Part
+from tidemill.contracts.residency import Residency, Tenant
 from tidemill.errors import CheckpointError, ResidencyError, TrainerError
+from tidemill.testing.suites.tenant import TenantSuite
 from tidemill.testing.suites.trainer import MakeTrainer, TrainerSuite, awake, copied, ragged_batch, same
 from tidemill.trainers.fsdp.trainer import FsdpTrainer
 
@@ -48,6 +50,17 @@ class TestFsdpTrainerWithMinibatchesOfAnUntiedBfloat16Llama(TrainerSuite):
     @pytest.fixture
     def loss(self) -> Loss:
         return CLIP
+
+
+class TestFsdpTrainerAsATenant(TenantSuite):
+    @pytest.fixture
+    def tenant(self, make_fsdp_trainer: MakeFsdpTrainer) -> Tenant:
+        return make_fsdp_trainer()
+
+    def use(self, tenant: Tenant, residency: Residency) -> None:
+        assert isinstance(tenant, FsdpTrainer)
+        tenant.begin("rl")
+        tenant.step(ragged_batch(), CLIP)
 
 
 def state(trainer: FsdpTrainer) -> Saved:

@@ -20,7 +20,7 @@ def minibatches(rows: int, count: int) -> list[Rows]:
     if rows % count:
         raise TrainerError(
             f"cannot split a batch of {rows} rows into {count} equal minibatches; choose trainer.minibatches so that "
-            "it divides rollout.prompts times rollout.samples"
+            "it divides rollout.prompts times rollout.samples, and warm_up.batch"
         )
     return list(np.arange(rows, dtype=np.int64).reshape(count, -1))
 
