@@ -83,3 +83,26 @@ def test_looking_makes_nothing(problems: Problems, folder: Path) -> None:
     before = sorted(folder.rglob("*"))
     assert problems() == []
     assert sorted(folder.rglob("*")) == before
+
+
+def test_a_circle_of_links_is_a_problem_and_not_a_crash(problems: Problems, folder: Path) -> None:
+    (folder / "circle").symlink_to(folder / "circle")
+    for word in ("model=circle", "data.prompts=circle", "run.dir=circle/run", "rollout.replay=circle"):
+        found = problems(word)
+        assert len(found) <= 1 and all(line.startswith(word.partition("=")[0]) for line in found), word
+
+
+def test_a_path_that_no_file_system_takes_is_a_problem(problems: Problems) -> None:
+    (found,) = problems(f"run.dir={'x' * 300}")
+    assert "names have up to 255 bytes" in found
+
+
+def test_a_special_file_is_no_data(problems: Problems, folder: Path) -> None:
+    os.mkfifo(folder / "pipe")
+    (found,) = problems("data.prompts=pipe")
+    assert "there is no such file" in found
+
+
+@pytest.mark.parametrize("use", [".score:f", "__main__:f", "..:f"])
+def test_an_odd_module_name_is_a_problem_and_not_a_crash(problems: Problems, use: str) -> None:
+    assert all(line.startswith("reward.use") for line in problems(f"reward.use={use}"))

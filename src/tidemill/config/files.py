@@ -17,15 +17,32 @@ from tidemill.config.run import RunConfig
 
 __all__ = ["CHECKS", "TRAINING_CHECKS"]
 
+
 _VOCABULARIES = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
 _TEMPLATES = ("chat_template.jinja", "chat_template.json", "chat_templates")
+
+
+def _exists(path: Path) -> bool:
+    """Also false where the path cannot be looked at."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def _is_dir(path: Path) -> bool:
+    return _exists(path) and path.is_dir()
+
+
+def _is_file(path: Path) -> bool:
+    return _exists(path) and path.is_file()
 
 
 def the_model_folder_is_whole(config: RunConfig) -> Iterator[Finding]:
     """Config and tokenizer are there; weights are read, and refused, when the model is loaded."""
     model = config.model
-    if not model.is_dir():
-        what = "is not a folder" if model.exists() else "there is no such folder"
+    if not _is_dir(model):
+        what = "is not a folder" if _exists(model) else "there is no such folder"
         yield Finding(
             ("model",),
             f"{what}; name a local folder in the Hugging Face layout (`tidemill model import` makes one)",
@@ -33,9 +50,9 @@ def the_model_folder_is_whole(config: RunConfig) -> Iterator[Finding]:
         return
     if problem := _bad_json(model / "config.json"):
         yield Finding(("model",), problem)
-    if not any(all((model / name).is_file() for name in names) for names in _VOCABULARIES):
+    if not any(all(_is_file(model / name) for name in names) for names in _VOCABULARIES):
         yield Finding(("model",), "has no tokenizer: no tokenizer.json, tokenizer.model, or vocab.json with merges.txt")
-    if (model / "tokenizer_config.json").exists() and (problem := _bad_json(model / "tokenizer_config.json")):
+    if _exists(model / "tokenizer_config.json") and (problem := _bad_json(model / "tokenizer_config.json")):
         yield Finding(("model",), problem)
     if config.data.chat == "template" and not _has_template(model):
         yield Finding(
@@ -54,7 +71,7 @@ def _bad_json(path: Path) -> str:
 
 
 def _has_template(model: Path) -> bool:
-    if any((model / name).exists() for name in _TEMPLATES):
+    if any(_exists(model / name) for name in _TEMPLATES):
         return True
     path = model / "tokenizer_config.json"
     return not _bad_json(path) and "chat_template" in json.loads(path.read_text(encoding="utf-8"))
@@ -78,9 +95,9 @@ def demonstrations_are_a_file(config: RunConfig) -> Iterator[Finding]:
 
 
 def _file(name: str, path: Path) -> Iterator[Finding]:
-    if path.is_dir():
+    if _is_dir(path):
         yield Finding((name,), "is a folder; name a file")
-    elif not path.is_file():
+    elif not _is_file(path):
         yield Finding((name,), "there is no such file")
     elif not os.access(path, os.R_OK):
         yield Finding((name,), "may not be read; change its permissions")
@@ -89,7 +106,7 @@ def _file(name: str, path: Path) -> Iterator[Finding]:
 def replayed_rollouts_are_there(config: RunConfig) -> Iterator[Finding]:
     """A folder of dumped rollouts; never a fresh start in silence."""
     replay = config.rollout.replay
-    if replay is not None and not replay.is_dir():
+    if replay is not None and not _is_dir(replay):
         yield Finding(("rollout.replay",), "there is no such folder of dumped rollouts")
     elif replay is not None and next(replay.glob("step-*.jsonl"), None) is None:
         yield Finding(
@@ -99,8 +116,8 @@ def replayed_rollouts_are_there(config: RunConfig) -> Iterator[Finding]:
 
 def the_run_folder_can_be_made(config: RunConfig) -> Iterator[Finding]:
     """Found before anything is started."""
-    nearest = next(path for path in (config.run.dir, *config.run.dir.parents) if path.exists())
-    if not nearest.is_dir():
+    nearest = next(path for path in (config.run.dir, *config.run.dir.parents) if _exists(path))
+    if not _is_dir(nearest):
         yield Finding(("run.dir",), f"cannot be a folder: {nearest} is a file")
     elif not os.access(nearest, os.W_OK | os.X_OK):
         yield Finding(("run.dir",), f"cannot be written: {nearest} is read-only; choose another folder")
@@ -113,8 +130,15 @@ def a_reward_function_is_there(config: RunConfig) -> Iterator[Finding]:
     place, _, _ = config.reward.use.rpartition(":")
     if place.endswith(".py"):
         yield from _file("reward.use", Path(place))
-    elif importlib.util.find_spec(place.partition(".")[0]) is None and not _beside(place):
+    elif not _importable(place.partition(".")[0]) and not _beside(place):
         yield Finding(("reward.use",), f"there is no module {place}; name a .py file, or install its package")
+
+
+def _importable(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ValueError:
+        return False
 
 
 def _beside(module: str) -> bool:

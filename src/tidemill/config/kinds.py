@@ -37,6 +37,10 @@ __all__ = [
 ]
 
 
+_LONGEST_NAME = 255
+_LONGEST_PATH = 4096
+
+
 @dataclass(frozen=True)
 class Label:
     """How a kind is called in the reference. `text` kinds want text even where a word would be a number."""
@@ -61,7 +65,10 @@ def absolute(text: str, folder: Path) -> Path:
     except RuntimeError as error:
         raise refuse(f"cannot expand {text!r}: there is no such user") from error
     # Lexical on purpose: a folder that is a link keeps the name that its user gave it.
-    return Path(os.path.abspath(folder / expanded))  # noqa: PTH100
+    path = Path(os.path.abspath(folder / expanded))  # noqa: PTH100
+    if len(os.fsencode(path)) >= _LONGEST_PATH or max(len(os.fsencode(part)) for part in path.parts) > _LONGEST_NAME:
+        raise refuse(f"is too long for a path: names have up to {_LONGEST_NAME} bytes, paths {_LONGEST_PATH - 1}")
+    return path
 
 
 def folder_of(info: ValidationInfo) -> Path:

@@ -4,8 +4,10 @@ A rule looks at values only, never at the disk, and yields what contradicts it. 
 `TRAINING_RULES` for a run that trains.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from pydantic_core import PydanticCustomError
 
@@ -22,6 +24,11 @@ class Finding:
 
     paths: tuple[str, ...]
     text: str
+
+
+def _lies_in(path: Path, folder: Path) -> bool:
+    """Whether `path` is `folder` or below it, through links too. A circle of links is no error here."""
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
 Rule = Callable[[RunConfig], Iterator[Finding]]
@@ -129,7 +136,7 @@ def a_replay_needs_no_engine(config: RunConfig) -> Iterator[Finding]:
 def a_replay_is_not_written_over(config: RunConfig) -> Iterator[Finding]:
     """Dumping into the folder that is being read would destroy it."""
     replay, folder = config.rollout.replay, config.run.dir
-    if config.rollout.dump and replay is not None and replay.resolve().is_relative_to(folder.resolve()):
+    if config.rollout.dump and replay is not None and _lies_in(replay, folder):
         yield Finding(
             ("rollout.dump", "rollout.replay", "run.dir"),
             f"would write over the rollouts that are replayed from {replay}; choose another run.dir",
@@ -186,7 +193,7 @@ def one_budget_serves_trainer_and_engine(config: RunConfig) -> Iterator[Finding]
 
 def the_run_folder_is_not_in_the_model(config: RunConfig) -> Iterator[Finding]:
     """A run must not write over its base."""
-    if config.run.dir.resolve().is_relative_to(config.model.resolve()):
+    if _lies_in(config.run.dir, config.model):
         yield Finding(
             ("run.dir", "model"),
             f"lies in the model folder {config.model}, which a run must not write to; choose another",
