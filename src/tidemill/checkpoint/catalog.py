@@ -6,7 +6,7 @@ that is passed over because it is broken is renamed, so that its number is free 
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,13 +81,15 @@ def entries(folder: Path) -> list[Entry]:
     return sorted(found, key=lambda entry: (entry.step, entry.path.name == checkpoint_name(entry.step)))
 
 
-def problems_of(entry: Entry, parts: Collection[str] = ()) -> tuple[StoredCheckpoint | None, str]:
-    """The checkpoint when it is whole and holds `parts`, else None and what is wrong.
+def problems_of(
+    entry: Entry, parts: Collection[str] = (), advance: Callable[[int], None] = lambda count: None
+) -> tuple[StoredCheckpoint | None, str]:
+    """The checkpoint when it is whole and holds `parts`, else None and what is wrong. `advance` hears of bytes read.
 
     Raises CheckpointError when that cannot be known: a later format, or a file that cannot be read.
     """
     try:
-        stored = read_checkpoint(entry.path, step=entry.step)
+        stored = read_checkpoint(entry.path, step=entry.step, advance=advance)
     except BrokenCheckpointError as error:
         return None, str(error)
     except OSError as error:
