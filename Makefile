@@ -32,11 +32,8 @@ $(VENV)/.developer: $(VENV)/.installed
 	$(PIP) install -q -c constraints/cpu.txt -e '.[dev]'
 	@touch $@
 
-build/quickstart/.prepared: recipes/quickstart/prepare.py $(VENV)/.installed
-	$(BIN)/python recipes/quickstart/prepare.py build/quickstart
-	@touch $@
-
-demo: build/quickstart/.prepared
+demo: $(VENV)/.installed
+	$(BIN)/python recipes/quickstart/prepare.py
 	$(BIN)/tidemill run recipes/quickstart.toml run.dir=$(RUN)
 
 models: $(VENV)/.installed

@@ -112,7 +112,7 @@ def _engine(config: RunConfig, place: Place, device: str, emit: Emit) -> tuple[R
 
 def _rollout(config: RunConfig, environment: Environment, reward: Reward, emit: Emit) -> Rollout:
     if config.rollout.replay is not None:
-        return ReplayRollout(config.rollout.replay)
+        return ReplayRollout(config.rollout.replay, emit=emit)
     return RolloutCollector(
         environment=environment,
         reward=reward,
@@ -136,6 +136,7 @@ def _evaluation(
         samples=config.eval.samples,
         every=config.eval.every,
         before_training=config.eval.before_training,
+        first_step=config.warm_up.steps,
         emit=emit,
     )
 

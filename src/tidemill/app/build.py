@@ -4,7 +4,6 @@ A plug-in's implementation is called with the seam's keyword arguments, which it
 with every field that its settings class adds to the seam's own.
 """
 
-from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from tidemill.config.algorithm import AlgorithmSettings
@@ -15,7 +14,7 @@ from tidemill.config.engine import EngineSettings
 from tidemill.config.environment import EnvironmentSettings
 from tidemill.config.optimizer import OptimizerSettings, ScheduleSettings
 from tidemill.config.registry import implementation
-from tidemill.config.reward import FunctionRewardSettings, RewardSettings
+from tidemill.config.reward import FunctionRewardSettings, GuardedRewardSettings, RewardSettings
 from tidemill.config.run import RunConfig
 from tidemill.config.trainer import TrainerSettings
 from tidemill.contracts.algorithm import Algorithm
@@ -149,19 +148,14 @@ def build_environment(config: RunConfig) -> Environment:
 
 
 def build_reward(config: RunConfig, emit: Emit) -> Reward:
-    """Who scores them."""
+    """Who scores them. One that runs in child processes tells of their ends, and a function is known by its `use`."""
     settings = config.reward
-    limits: Mapping[str, Any] = {
-        "timeout": settings.timeout,
-        "memory": settings.memory,
-        "workers": settings.workers,
-        "failure_budget": settings.failure_budget,
-        "emit": emit,
-    }
-    make: Callable[..., Any] = implementation(settings)
+    values = _own(settings, RewardSettings)
+    if isinstance(settings, GuardedRewardSettings):
+        values["emit"] = emit
     if isinstance(settings, FunctionRewardSettings):
-        return cast(Reward, make(use=settings.use, **limits))
-    return cast(Reward, make(**limits, **_own(settings, RewardSettings)))
+        values["use"] = settings.use
+    return cast(Reward, implementation(settings)(**values))
 
 
 def train_sampling(config: RunConfig) -> Sampling:

@@ -19,6 +19,7 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging
 
+from tidemill.engines.transformers.skeleton import load_tokenizer
 from tidemill.errors import DataError, PluginError
 
 __all__ = ["ImportedModel", "import_model"]
@@ -196,7 +197,7 @@ def _check_loaded(source: Path, info: dict[str, Any]) -> None:
 def _checked(partial: Path, out: Path, notices: tuple[str, ...], source: Path) -> ImportedModel:
     """Load what was written as anybody would. Raises DataError when something is wrong with it."""
     with _readable(source):
-        tokenizer = AutoTokenizer.from_pretrained(partial, local_files_only=True)
+        tokenizer = load_tokenizer(partial)
         model = AutoModelForCausalLM.from_pretrained(partial, dtype="auto", local_files_only=True)
     ids = tokenizer("1 + 1 = 2")["input_ids"]
     vocabulary = model.config.vocab_size

@@ -92,11 +92,10 @@ def with_origins(loaded: Loaded) -> dict[str, Any]:
 
 def header(config: RunConfig, parts: Parts, device: str) -> str:
     """What runs, in a sentence."""
-    weights = parts.trainer.footprint(Part.WEIGHTS)
+    trainer, engine = parts.trainer.footprint(Part.ALL), parts.engine.footprint(Part.ALL)
     return (
-        f"{config.model.name} on {device}: {config.steps} steps, trainer {format_bytes(parts.trainer.footprint(Part.ALL))} "
-        f"(weights {format_bytes(weights)}), engine {format_bytes(parts.engine.footprint(Part.ALL))}; run folder "
-        f"{config.run.dir}"
+        f"{config.model.name} on {device}: {config.steps} steps, trainer {format_bytes(trainer)}, "
+        f"engine {format_bytes(engine)}, run folder {config.run.dir}"
     )
 
 

@@ -1,0 +1,37 @@
+"""Every rollout of a training step, whole, in `rollouts/` of the run folder: to study, and to train on again."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tidemill.contracts.events import Event, Learned
+from tidemill.rollout.dump import RolloutDump
+
+__all__ = ["DumpSink"]
+
+
+class DumpSink:
+    """Implements `Sink` for `rollout.dump = true`. A step that is done again after a resume is written again, equal."""
+
+    name = "dump"
+
+    def __init__(self, *, folder: Path) -> None:
+        self._dump = RolloutDump(folder)
+
+    def write(self, step: int, event: Event) -> None:
+        """Keep what was learned from, with its advantages."""
+        if isinstance(event, Learned) and event.groups:
+            self._dump.write(step, event.groups, event.advantages())
+
+    def end_step(self, step: int) -> None:
+        """Nothing is pending."""
+
+    def state(self) -> Mapping[str, Any]:
+        """Files are whole when written; there is no state."""
+        return {}
+
+    def resume(self, step: int, state: Mapping[str, Any]) -> None:
+        """Later files stay until their step writes them again: the same rollouts, bit for bit."""
+
+    def close(self) -> None:
+        """Nothing is open."""
