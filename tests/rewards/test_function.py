@@ -333,10 +333,10 @@ def test_a_function_that_always_hangs_is_given_up_as_soon_as_the_budget_is_excee
 
 def test_trying_alone_has_a_limit_of_its_own(function, answers):
     """Each answer is in time alone, all together are not: what is not reached has failed."""
-    reward = function(f"{OURS}:sleeps_on_each", keywords={"seconds": 0.2}, timeout=0.3, failure_budget=0.9)
+    reward = function(f"{OURS}:sleeps_on_each", keywords={"seconds": 0.05}, timeout=0.1, failure_budget=0.9)
     begun = time.monotonic()
     scores = reward.score(answers(*["x"] * 20))
-    assert time.monotonic() - begun < 0.3 * (3 + 18) + 2
+    assert time.monotonic() - begun < 0.1 * (3 + 18) + 3
     assert any(failed(scores)) or values(scores) == [1.0] * 20
 
 

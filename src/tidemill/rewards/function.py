@@ -28,9 +28,10 @@ _NO_KEYWORDS: Mapping[str, Any] = {}
 class FunctionReward:
     """The function `use` (`module:function` or `path.py:function`), looked up in the child process only.
 
-    `timeout` is in seconds a call, `memory` in bytes that a process may grow by, `failure_budget` the part of a step's
-    answers that may fail. `keywords` (JSON values) are given to the function besides the answers; `name` is for
-    messages. Raises PluginError when the function cannot be loaded.
+    `timeout` is in seconds a call, `memory` in bytes of address space that a process may grow by after its module was
+    loaded (large libraries are best imported at the top of the module, where they do not count), `failure_budget` the
+    part of a step's answers that may fail. `keywords` (JSON values) are given to the function besides the answers;
+    `name` is for messages. Raises PluginError when the function cannot be loaded.
     """
 
     def __init__(
