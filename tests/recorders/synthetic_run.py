@@ -89,7 +89,9 @@ class Story:
         groups = [group(step, row, good=skill, dice=self.dice) for row in range(4)]
         if evaluate:
             self.phase(step, "evaluate", 0.8, "engine")
-            self.sink.write(step, Evaluated(values={"eval/reward": skill + 0.05, "eval/exact_match": skill + 0.05}))
+            self.sink.write(
+                step, Evaluated(values={"eval/reward": skill + 0.05, "eval/failed": 0.0, "eval/tokens_mean": 9.0})
+            )
             self.sink.write(step, RolloutDone(kind="eval", groups=groups[:2]))
         self.phase(step, "generate", 1.3, "engine")
         self.phase(step, "reward", 0.12)
@@ -152,7 +154,7 @@ class Story:
             "policy/lr": 5e-5,
             "policy/clip_fraction": abs(noise(0, 0.01)),
             "mismatch/logprob_abs_mean": 0.008 + abs(noise(0, 0.002)),
-            "rollout/answer_tokens_mean": 9 + noise(0, 0.3),
+            "rollout/tokens_mean": 9 + noise(0, 0.3),
             "batch/tokens": 1152,
         }
 
@@ -165,7 +167,7 @@ def write_run(run: Path, *, steps: int = 400, warm_up: int = 100, finished: bool
             story.now += 9000
             story.sink.write(step, Notice(text="going on from checkpoint 300; 301 had 1 of 2 files", level="warning"))
         story.step(step, evaluate=(step - warm_up) % 50 == 0, save=(step + 1) % 50 == 0)
-    story.sink.write(steps, Evaluated(values={"eval/reward": 0.957, "eval/exact_match": 0.957}))
+    story.sink.write(steps, Evaluated(values={"eval/reward": 0.957, "eval/failed": 0.0, "eval/tokens_mean": 9.0}))
     story.sink.close()
     settings = {
         "model": {"value": "models/qwen3-1.7b", "origin": "run.toml"},

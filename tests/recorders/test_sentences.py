@@ -34,6 +34,11 @@ def test_a_step_is_a_line_that_a_person_understands() -> None:
 def test_an_evaluation_says_what_it_was_before() -> None:
     line = evaluation_line(150, {"eval/exact_match": 0.84}, {"eval/exact_match": 0.61})
     assert line == "eval at step 150: exact match 0.84 (was 0.61)"
+    side = {"eval/failed": 0.0, "eval/truncated": 0.25, "eval/tokens_mean": 9.0}
+    assert (
+        evaluation_line(2, {"eval/reward": 0.5, **side}, side)
+        == "eval at step 2: reward 0.5, truncated 0.25 (was 0.25)"
+    )
     assert evaluation_line(0, {"eval/exact_match": 0.5}, {}) == "eval at step 0: exact match 0.5"
 
 

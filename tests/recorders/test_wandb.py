@@ -3,6 +3,7 @@
 import importlib
 import json
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ class TestWandbSink(SinkSuite):
 
 
 def records(data: bytes) -> Iterator[bytes]:
-    """Records of a file of W&B: after 7 bytes, blocks of 32 KiB of chunks (crc, length, 1 whole 2 first 3 middle 4 last)."""
+    """Records of a file of W&B: 7 bytes, then blocks of 32 KiB; kind 1 is whole, 2 first, 3 middle, 4 last."""
     at, whole = 7, b""
     while at + 7 <= len(data):
         if 32768 - at % 32768 < 7:
@@ -80,7 +81,10 @@ def test_one_run_id_over_crash_and_resume_and_repeated_steps_are_marked(tmp_path
     second.close()
     names = [path.name for path in tmp_path.glob("wandb/offline-run-*")]
     assert len(names) == 2 and all(f"-{state['id']}" in name for name in names)
-    found = list(rows(tmp_path))
+    # Offline, the process of W&B may still be writing when the run is finished.
+    deadline = time.monotonic() + 20
+    while len(found := list(rows(tmp_path))) < 6 and time.monotonic() < deadline:
+        time.sleep(0.02)
     assert [(row["step"], row["start"]) for row in found] == [(0, 1), (1, 1), (2, 1), (3, 1), (4, 1), (3, 2)]
     assert found[0]["reward/mean"] == 0.5 and "policy/loss" not in found[0]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from tidemill.recorders.page.curves import curves
+from tidemill.recorders.page.curves import curves, result_name
 from tidemill.recorders.page.moments import moments
 from tidemill.recorders.page.picked import picked
 from tidemill.recorders.page.source import Numbers, number_of, read_json, read_numbers, select_lines
@@ -69,7 +69,7 @@ def render(run: Path) -> str:
         warnings=_count(sum(event.get("level") == "warning" for event in notices), "warning"),
         settings=setting_rows(manifest.get("settings")),
         versions=text("  ".join(f"{name} {version}" for name, version in _table(manifest, "versions").items())),
-        command=text(" ".join(str(word) for word in manifest.get("command") or ())),
+        command=text(_words(manifest.get("command"))),
     )
 
 
@@ -122,7 +122,8 @@ def _subtitle(manifest: dict[str, Any]) -> str:
 
 
 def _facts(numbers: Numbers, summary: dict[str, Any], saves: list[dict[str, Any]]) -> str:
-    evals = [v for line in numbers.evaluations if (v := number_of(line.get("eval/reward"))) is not None]
+    result = result_name(numbers.evaluations)
+    evals = [v for line in numbers.evaluations if (v := number_of(line.get(result))) is not None]
     rewards = [v for line in numbers.metrics if (v := number_of(line.get("reward/mean"))) is not None]
     few = max(1, min(25, len(rewards)))
     derived: dict[str, Any] = {
@@ -150,6 +151,10 @@ def _facts(numbers: Numbers, summary: dict[str, Any], saves: list[dict[str, Any]
     if peak:
         facts.append(fact("peak host memory", format_bytes(peak)))
     return "".join(facts)
+
+
+def _words(command: Any) -> str:
+    return " ".join(str(word) for word in command) if isinstance(command, list) else ""
 
 
 def _count(number: int, noun: str) -> str:

@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from tidemill.contracts.events import CheckpointEvent
 from tidemill.units import format_bytes, format_seconds
 
-__all__ = ["checkpoint_line", "evaluation_line", "number", "step_line"]
+__all__ = ["SIDE", "checkpoint_line", "evaluation_line", "number", "step_line"]
 
 _SHOWN = {"reward": "reward/mean", "loss": "policy/loss", "kl": "policy/kl", "grad norm": "policy/grad_norm"}
+
+SIDE = frozenset({"eval/failed", "eval/abstained", "eval/truncated", "eval/tokens_mean"})
+"""What an evaluation also counts, besides what it is about."""
 
 
 def number(value: float) -> str:
@@ -34,9 +37,11 @@ def step_line(head: str, values: Mapping[str, float], checkpoint: str) -> str:
 
 
 def evaluation_line(step: int, values: Mapping[str, float], before: Mapping[str, float]) -> str:
-    """`eval at step 150: exact match 0.84 (was 0.61)`."""
+    """`eval at step 150: exact match 0.84 (was 0.61)`. What is only counted on the side is told when there is any."""
     parts = []
     for name, value in values.items():
+        if name == "eval/tokens_mean" or (name in SIDE and value == 0):
+            continue
         words = f"{name.removeprefix('eval/').replace('_', ' ')} {number(value)}"
         parts.append(f"{words} (was {number(before[name])})" if name in before else words)
     return f"eval at step {step}: {', '.join(parts)}"

@@ -5,22 +5,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tidemill.recorders.page.source import Numbers, number_of
+from tidemill.recorders.sentences import SIDE
 
-__all__ = ["curves", "rounded", "thin"]
+__all__ = ["curves", "result_name", "rounded", "thin"]
 
 _POINTS = 600
 _CHARTS = (
     ("loss", "Loss", ("policy/loss",), ""),
     ("gradient", "Gradient norm", ("policy/grad_norm",), ""),
-    ("kl", "KL to the sampling policy", ("policy/kl", "mismatch/kl_k3", "mismatch/kl"), "nats"),
+    ("kl", "KL to the sampling policy", ("policy/kl",), "nats"),
     ("mismatch", "Log-prob mismatch to engine", ("mismatch/logprob_abs_mean",), "nats"),
-    (
-        "length",
-        "Answer length",
-        ("rollout/answer_tokens_mean", "rollout/answer_length", "rollout/length_mean"),
-        "tokens",
-    ),
-    ("rate", "Learning rate", ("policy/lr", "policy/learning_rate"), ""),
+    ("length", "Answer length", ("rollout/tokens_mean",), "tokens"),
+    ("rate", "Learning rate", ("policy/lr",), ""),
 )
 
 
@@ -50,10 +46,19 @@ def curves(numbers: Numbers, warm_up: int) -> list[dict[str, Any]]:
     return [chart for chart in charts if any(series["x"] for series in chart["series"])]
 
 
+def result_name(evaluations: Sequence[Mapping[str, Any]]) -> str:
+    """The number that an evaluation is about: its first that is not on the side; `eval/reward` when there is none."""
+    names = (name for line in evaluations for name in line if name.startswith("eval/") and name not in SIDE)
+    return next(names, "eval/reward")
+
+
 def _reward(numbers: Numbers) -> dict[str, Any]:
+    result = result_name(numbers.evaluations)
     series = [
         _series("reward/mean", numbers.metrics, label="reward, mean of a step"),
-        _series("eval/reward", numbers.evaluations, points=True, label="evaluation"),
+        _series(
+            result, numbers.evaluations, points=True, label=result.replace("eval/", "evaluation, ").replace("_", " ")
+        ),
     ]
     return _chart("reward", "Reward", [one for one in series if one["x"]], wide=True)
 
