@@ -4,6 +4,7 @@ import errno
 import shutil
 import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tidemill.contracts.footprint import Part
 from tidemill.contracts.residency import Tenant
 from tidemill.errors import CheckpointError
 from tidemill.faults import armed
+from tidemill.testing.suites.checkpointer import CheckpointerSuite, Start
 
 MakeRig = Callable[..., Any]
 
@@ -300,3 +302,19 @@ def test_events_say_bytes_path_and_seconds(make_rig: MakeRig) -> None:
     staged, durable = (event for event in rig.events if isinstance(event, CheckpointEvent))
     assert (staged.status, durable.status) == ("staged", "durable")
     assert durable.path.endswith("step-00000002") and durable.bytes == staged.bytes > 8000 and durable.seconds > 0
+
+
+class TestCheckpointer(CheckpointerSuite):
+    """The suite that every checkpointer passes."""
+
+    @pytest.fixture(params=["sync", "async"])
+    def start(self, make_rig: MakeRig, request: pytest.FixtureRequest) -> Callable[[], Start]:
+        """Rigs with rising attempts over one folder."""
+        attempts = count(1)
+
+        def begin() -> Start:
+            attempt = next(attempts)
+            rig = make_rig(mode=request.param, last_step=5, attempt=attempt)
+            return Start(rig.manager, attempt, rig.trainer.step, lambda: str(rig.trainer.data))
+
+        return begin
