@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-__all__ = ["FaultInjected", "armed", "passed", "point"]
+__all__ = ["FaultInjected", "arm", "armed", "passed", "point"]
 
 
 class FaultInjected(RuntimeError):
@@ -73,11 +73,16 @@ def _act(name: str, action: str) -> None:
             raise ValueError(f"no such fault action: {action!r}")
 
 
+def arm(text: str) -> None:
+    """Arm faults in this process for good; `text` as in TIDEMILL_FAULTS, which is read once, at import."""
+    _armed.update(_parse(text))
+
+
 @contextlib.contextmanager
 def armed(text: str) -> Iterator[None]:
     """Arm faults in this process for a block; `text` as in TIDEMILL_FAULTS."""
     before = dict(_armed)
-    _armed.update(_parse(text))
+    arm(text)
     try:
         yield
     finally:

@@ -13,6 +13,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+from tidemill import faults
 from tidemill.testing.tiny import make_tiny_model, sort_digits_problem
 
 STEPS, WARM_UP = 14, 4
@@ -77,9 +78,9 @@ def recipe(base: Path, run: Path) -> Path:
     return path
 
 
-def _command(words: list[str], log: str, environment: dict[str, str]) -> None:
+def _command(words: list[str], log: str, armed: str) -> None:
     os.setsid()  # as from a shell of its own: a signal to the test runner is not for the run
-    os.environ.update(environment)
+    faults.arm(armed)
     descriptor = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -90,11 +91,11 @@ def _command(words: list[str], log: str, environment: dict[str, str]) -> None:
     os._exit(code)
 
 
-def start(words: list[str], log: Path, environment: dict[str, str] | None = None) -> ForkServerProcess:
-    """`tidemill WORDS` in a process of its own."""
+def start(words: list[str], log: Path, armed: str = "") -> ForkServerProcess:
+    """`tidemill WORDS` in a process of its own, with faults armed."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tidemill.app.run", "tidemill.trainers.fsdp.trainer", "tidemill.cli.main"])
-    process = context.Process(target=_command, args=(words, str(log), environment or {}))
+    process = context.Process(target=_command, args=(words, str(log), armed))
     process.start()
     return process
 

@@ -23,12 +23,15 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(base: Path) -> tuple[Outcome, float]:
-    run = base / "whole"
-    began = time.monotonic()
-    process = start(["run", str(recipe(base, run))], base / "whole.log")
-    process.join(LIMIT)
-    assert process.exitcode == 0, (base / "whole.log").read_text()[-3000:]
-    return outcome(run), time.monotonic() - began
+    seconds = 0.0
+    for name in ("first", "whole"):  # the first start waits for the fork server's imports
+        began = time.monotonic()
+        process = start(["run", str(recipe(base, base / name))], base / f"{name}.log")
+        process.join(LIMIT)
+        assert process.exitcode == 0, (base / f"{name}.log").read_text()[-3000:]
+        seconds = time.monotonic() - began
+    assert outcome(base / "first") == outcome(base / "whole")
+    return outcome(base / "whole"), seconds
 
 
 @pytest.mark.slow
@@ -42,14 +45,16 @@ def test_a_run_killed_at_thirty_random_moments_ends_bit_for_bit_as_one_never_kil
         number += 1
         run, log = base / f"killed {number}", base / f"killed {number}.log"
         words = ["run", str(recipe(base, run))]
-        for _ in range(3):
+        for _ in range(4):
             process = start(words, log)
-            process.join(rng.uniform(0.05, seconds))
+            process.join(rng.uniform(0.02, seconds))
             if process.exitcode is None:
                 os.kill(process.pid or 0, signal.SIGKILL)
                 kills += 1
             process.join(LIMIT)
             assert process.exitcode in (0, -signal.SIGKILL), log.read_text()[-3000:]
+            if process.exitcode == 0:
+                break
         process = start(words, log)
         process.join(LIMIT)
         assert process.exitcode == 0, log.read_text()[-3000:]
@@ -73,7 +78,7 @@ def test_a_run_killed_at_a_named_point_ends_as_one_never_killed(
 ) -> None:
     run, log = base / f"at {point}", base / f"at {point}.log"
     words = ["run", str(recipe(base, run))]
-    process = start(words, log, {"TIDEMILL_FAULTS": point})
+    process = start(words, log, point)
     process.join(LIMIT)
     assert process.exitcode == -signal.SIGKILL, log.read_text()[-3000:]
     process = start(words, log)
