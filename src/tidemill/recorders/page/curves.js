@@ -35,6 +35,7 @@ function nearest(sorted, value) {
 function extent(series) {
   let low = Infinity, high = -Infinity;
   for (const one of series) for (const value of one.y) { low = Math.min(low, value); high = Math.max(high, value); }
+  if (low === 0 && high === 0) return [0, 1];
   if (low === high) { const pad = Math.abs(low) * 0.1 || 0.5; return [low - pad, high + pad]; }
   const pad = (high - low) * 0.06;
   return [low >= 0 && low < (high - low) * 0.5 ? 0 : low - pad, high + pad];

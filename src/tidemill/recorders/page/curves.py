@@ -14,7 +14,7 @@ _CHARTS = (
     ("loss", "Loss", ("policy/loss",), ""),
     ("gradient", "Gradient norm", ("policy/grad_norm",), ""),
     ("kl", "KL to the sampling policy", ("policy/kl",), "nats"),
-    ("mismatch", "Log-prob mismatch to engine", ("mismatch/logprob_abs_mean",), "nats"),
+    ("mismatch", "Log-prob mismatch", ("mismatch/logprob_abs_mean",), "nats"),
     ("length", "Answer length", ("rollout/tokens_mean",), "tokens"),
     ("rate", "Learning rate", ("policy/lr",), ""),
 )
@@ -36,12 +36,10 @@ def curves(numbers: Numbers, warm_up: int) -> list[dict[str, Any]]:
         # The two phases minimise different things: on one axis the second would be a flat line.
         series = [_series(name, learning or lines if key == "loss" else lines) for name in present]
         charts.append(_chart(key, title, series, unit=unit, log=key in ("rate", "gradient"), smooth=key != "rate"))
-    measured = sorted(
-        {name for line in numbers.evaluations for name in line} - {"kind", "step", "nonfinite", "eval/reward"}
-    )
-    for i, name in enumerate(measured):
+    measured = {name for line in numbers.evaluations for name in line} - {"kind", "step", "nonfinite"}
+    for name in sorted(measured - {result_name(numbers.evaluations)}):
         title = "Evaluation: " + name.removeprefix("eval/").replace("_", " ")
-        charts.append(_chart(name, title, [_series(name, numbers.evaluations, points=True)], more=i >= 2))
+        charts.append(_chart(name, title, [_series(name, numbers.evaluations, points=True)], more=name in SIDE))
     charts += [_chart(name, name, [_series(name, lines)], more=True) for name in names if name not in drawn]
     return [chart for chart in charts if any(series["x"] for series in chart["series"])]
 

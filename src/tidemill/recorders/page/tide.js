@@ -45,7 +45,7 @@ function showTide(data) {
   slider.addEventListener("input", () => move(Number(slider.value)));
   slider.value = state.first;
   tideLegend(detail);
-  redraw = onWidth(box, (pixels) => drawTide(box, pixels, detail, state, caption));
+  redraw = onWidth(box, (pixels) => drawTide(box, pixels, data, state, caption));
   return (step) => {
     let best = 0;
     detail.steps.forEach((one, i) => { if (Math.abs(one[0] - step) < Math.abs(detail.steps[best][0] - step)) best = i; });
@@ -82,7 +82,8 @@ function tideWindow(detail, state) {
   return { shown, begin, end, levels: levels.map((level) => [Math.max(begin, level[0]), ...level.slice(1)]), spans };
 }
 
-function drawTide(box, width, detail, state, caption) {
+function drawTide(box, width, data, state, caption) {
+  const detail = data.detail;
   const view = tideWindow(detail, state);
   const sum = (values) => values.reduce((total, value) => total + value, 0);
   const device = Math.max(1, ...view.levels.map((level) => sum(level[2])));
@@ -95,7 +96,7 @@ function drawTide(box, width, detail, state, caption) {
   const height = TIDE.top + sea + TIDE.gap + lanes.length * (TIDE.lane + 5) + 6;
   const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": "bytes by owner over time" });
   const chart = {
-    root, detail, view, width, height, line, lanes,
+    root, detail, view, width, height, line, lanes, steps: data.steps,
     x: scale(view.begin, view.end, TIDE.left, width - TIDE.right),
     y: scale(-below, above, TIDE.top + sea, TIDE.top),
     below, above,
@@ -116,7 +117,8 @@ function drawTide(box, width, detail, state, caption) {
   box.replaceChildren(root);
   const first = view.shown[0], last = view.shown.at(-1);
   const date = new Date(first[3] * 1000).toISOString().replace("T", " ").slice(0, 19);
-  caption.textContent = `Steps ${first[0] + 1} to ${last[0] + 1}, from ${date} UTC. ` +
+  const end = Math.min(last[0] + 1, data.steps) + (last[0] >= data.steps ? " and what follows it" : "");
+  caption.textContent = `${first === last ? "Step" : `Steps ${first[0] + 1} to`} ${end}, from ${date} UTC. ` +
     (drawn || !budget ? "" : `The budget, ${byteWords(budget)}, lies beyond this picture. `) +
     `Peak ${byteWords(device)} on the device, ${byteWords(host)} of copies in host memory.`;
 }
@@ -130,12 +132,18 @@ function tidePatterns(chart) {
   });
 }
 
+// What follows the last step that is done (a final evaluation, or a step under way) bears the name of that step.
+function stepName(step, steps, long) {
+  if (step[0] >= steps) return long ? "after step " + steps : "";
+  return (long ? "step " : "") + (step[0] + 1);
+}
+
 function tideFrame(chart) {
   const { root, view, width, x, y } = chart, bottom = TIDE.top + TIDE.sea;
   view.shown.forEach((step, i) => {
     const left = Math.max(TIDE.left, x(step[1])), right = Math.min(width - TIDE.right, x(step[2]));
     if (i % 2 === 0) svg("rect", { class: "shade", x: left, y: TIDE.top, width: Math.max(0, right - left), height: chart.height - TIDE.top }, root);
-    if (right - left > 30) svg("text", { class: "strong", x: (left + right) / 2, y: 15, "text-anchor": "middle" }, root, (right - left > 64 ? "step " : "") + (step[0] + 1));
+    if (right - left > 30) svg("text", { class: "strong", x: (left + right) / 2, y: 15, "text-anchor": "middle" }, root, stepName(step, chart.steps, right - left > 64));
   });
   const size = niceStep(chart.above + chart.below, 7, 1024);
   for (let value = -Math.floor(chart.below / size) * size; value <= chart.above; value += size) {
@@ -226,7 +234,7 @@ function tideHover(chart) {
     for (const span of view.spans) {
       if (span[2] > time || span[2] + span[3] < time) continue;
       const name = detail.words[span[0]], owner = detail.words[span[1]];
-      rows.push([phaseWords(name) + (owner ? ", " + owner : ""), secondWords(span[3]), phaseColor(name)]);
+      rows.push([phaseWords(name) + (owner ? ` (${owner})` : ""), secondWords(span[3]), phaseColor(name)]);
     }
     cross.setAttribute("x1", pixel); cross.setAttribute("x2", pixel); cross.setAttribute("visibility", "visible");
     tip.show(event, (step ? `step ${step[0] + 1}, ` : "") + secondWords(time - view.begin), rows);
