@@ -1,0 +1,55 @@
+from pathlib import Path
+
+import numpy as np
+
+from tidemill.contracts.batch import Batch
+from tidemill.contracts.events import Learned
+from tidemill.recorders.dump import DumpSink
+from tidemill.rollout.dump import dumped_steps, read_dump
+from tidemill.testing.suites.recorder import HOSTILE, SinkSuite, scored_group
+
+
+class TestDumpSink(SinkSuite):
+    def make(self, run: Path) -> DumpSink:
+        return DumpSink(folder=run / "rollouts")
+
+
+def learned(text: str) -> Learned:
+    """One prompt with two answers of two tokens, worth +1 and -1."""
+    batch = Batch(
+        token_ids=np.array([1, 2, 3, 1, 2, 3]),
+        offsets=np.array([0, 3, 6]),
+        loss_mask=np.array([False, True, True] * 2),
+        logprobs=np.zeros(6, dtype=np.float32),
+        advantages=np.array([0, 1, 1, 0, -1, -1], dtype=np.float32),
+        metrics={},
+    )
+    return Learned(groups=[scored_group(text, (1.0, 0.0))], batch=batch)
+
+
+def test_what_was_learned_from_comes_back_whole_with_its_advantages(tmp_path: Path) -> None:
+    sink = DumpSink(folder=tmp_path)
+    sink.resume(0, {})
+    event = learned(HOSTILE)
+    sink.write(12, event)
+    (path,) = dumped_steps(tmp_path)
+    assert path.name == "step-00000012.jsonl"
+    found = read_dump(path)
+    assert found.groups == tuple(event.groups)
+    first, second = event.groups[0].trajectories
+    assert found.advantages == {first.id: 1.0, second.id: -1.0}
+
+
+def test_a_step_done_again_after_a_resume_replaces_its_file(tmp_path: Path) -> None:
+    sink = DumpSink(folder=tmp_path)
+    for text in ("first", "again"):
+        sink.resume(12, {})
+        sink.write(12, learned(text))
+    (path,) = dumped_steps(tmp_path)
+    assert read_dump(path).groups[0].prompt.text == "again"
+
+
+def test_a_supervised_step_leaves_no_file(tmp_path: Path) -> None:
+    sink = DumpSink(folder=tmp_path)
+    sink.write(0, Learned(groups=[], batch=learned("x").batch))
+    assert not list(tmp_path.iterdir())
