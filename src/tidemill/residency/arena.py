@@ -32,7 +32,7 @@ class Page:
 
     memory: torch.Tensor
     view: memoryview
-    unmap: Callable[[], None]
+    unmap: Callable[[], object]
     spare: bool
     references: int = field(default=0)
 
@@ -140,7 +140,9 @@ class Arena:
             self._idle.remove(fitting[0])
             return fitting[0]
         memory, unmap = self._map(size)
-        page = Page(torch.frombuffer(memory, dtype=torch.uint8), memoryview(memory), unmap, spare=True)
+        # A finalizer runs once, at the latest when the arena or the process ends: pinned memory is never just dropped.
+        once = weakref.finalize(self, unmap)
+        page = Page(torch.frombuffer(memory, dtype=torch.uint8), memoryview(memory), once, spare=True)
         self._spares.add(page)
         return page
 
