@@ -4,6 +4,7 @@ It names every file with its size and checksum, every slice of every tensor, and
 checksum over itself, because a flipped bit can leave JSON that still parses.
 """
 
+import functools
 import importlib.metadata
 import json
 import platform
@@ -125,8 +126,9 @@ def _checksum(fields: dict[str, Any]) -> str:
     return checksum(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode())
 
 
-def library_versions() -> dict[str, str]:
-    """Versions of Python and of the libraries that shape a run, without importing them."""
+@functools.cache
+def library_versions() -> Mapping[str, str]:
+    """Versions of Python and of the libraries that shape a run, without importing them; looked up once."""
     versions = {"python": platform.python_version(), "tidemill": tidemill.__version__}
     for name in _LIBRARIES:
         try:
