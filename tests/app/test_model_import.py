@@ -175,11 +175,11 @@ def write_gguf(path: Path, folder: Path) -> None:
     vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
-    # The reader wants a merge, and a merge its product: here that of two letters which the test's text does not hold.
-    vocabulary[-1] = ("ab", len(vocabulary) - 1)
+    # The reader wants merges, more than one, and their products: here of letters which the test's text does not hold.
+    vocabulary[-2:] = [("ab", len(vocabulary) - 2), ("cd", len(vocabulary) - 1)]
     writer.add_token_list([token for token, _ in vocabulary])
     writer.add_token_types([3 if token in tokenizer.all_special_tokens else 1 for token, _ in vocabulary])
-    writer.add_token_merges(["a b"])
+    writer.add_token_merges(["a b", "c d"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_pad_token_id(0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tidemill.testing.tiny import EOS_ID, make_tiny_model, sort_digits_problem
+from tidemill.testing.tiny import EOS_ID, make_tiny_model, scripted_weights, sort_digits_problem
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama"])
@@ -56,6 +56,27 @@ def test_the_dtype_of_the_file_is_the_one_asked_for(tmp_path: Path) -> None:
 def test_the_quick_starts_model_has_the_size_it_says(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(make_tiny_model(tmp_path))
     assert 0.43e6 < sum(parameter.numel() for parameter in model.parameters()) < 0.45e6
+
+
+def test_bytes_are_an_alphabet_in_which_a_character_may_take_several_ids(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, alphabet="bytes", hidden=32, heads=2, kv_heads=2)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    text = "aé≠日\n 🦀"
+    ids = tokenizer(text)["input_ids"]
+    assert len(ids) == len(text.encode())
+    assert tokenizer.decode(ids) == text
+    assert AutoModelForCausalLM.from_pretrained(folder).config.vocab_size == len(tokenizer) == 260
+
+
+def test_scripted_weights_say_what_they_are_told(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, tied=False)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        for name, weight in scripted_weights(folder, {5: 9, 9: 50, 50: 5, 60: 9}).items():
+            model.get_parameter(name).copy_(weight)
+        said = model(torch.tensor([[60, 5, 9, 50, 5]])).logits[0].softmax(-1)
+    assert said.argmax(-1).tolist() == [9, 9, 50, 5, 9]
+    assert float(said.max(-1).values.min()) > 0.99
 
 
 def test_digits_are_sorted() -> None:

@@ -34,6 +34,15 @@ def test_a_filled_slab_computes_what_a_loaded_model_computes_after_any_number_of
         weights.release()
 
 
+def test_nothing_is_allocated_before_it_is_asked_for(tmp_path: Path) -> None:
+    weights, model = built(make_tiny_model(tmp_path, hidden=32, heads=2, kv_heads=1), torch.float32)
+    assert all(parameter.is_meta for parameter in model.parameters())
+    assert not weights.resident
+    assert weights.nbytes > 0
+    weights.release()
+    assert not weights.resident
+
+
 def test_every_byte_lies_in_the_slab_aligned_and_sleep_frees_it(tmp_path: Path) -> None:
     weights, model = built(make_tiny_model(tmp_path, hidden=32, heads=2, kv_heads=1), torch.bfloat16)
     weights.allocate()

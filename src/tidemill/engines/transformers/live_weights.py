@@ -26,29 +26,31 @@ class LiveWeights:
     """Owns the parameters and buffers of `model`, which comes on the meta device; nothing is allocated at first."""
 
     def __init__(self, *, model: Any, device: torch.device, dtype: torch.dtype) -> None:
+        self._model = model
         self._buffers = computed_buffers(model)
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-        layout: dict[str, tuple[int, torch.dtype, torch.Size]] = {}
-        size = 0
-        for name, shape in shapes.items():
-            layout[name] = (size, dtype, shape)
-            size += _aligned(shape.numel() * dtype.itemsize)
-        for name, buffer in self._buffers.items():
-            layout[name] = (size, buffer.dtype, buffer.shape)
-            size += _aligned(buffer.nbytes)
-        self.nbytes = size
-        self._slab = torch.empty(size, dtype=torch.uint8, device=device)
-        self._views = {name: _view(self._slab, *place) for name, place in layout.items()}
         self._names = dict.fromkeys(shapes)
-        self._install(model)
-        self.release()
+        self._layout: dict[str, tuple[int, torch.dtype, torch.Size]] = {}
+        self.nbytes = 0
+        for name, shape in shapes.items():
+            self._place(name, dtype, shape)
+        for name, buffer in self._buffers.items():
+            self._place(name, buffer.dtype, buffer.shape)
+        self._slab = torch.empty(0, dtype=torch.uint8, device=device)
+        self._views: dict[str, Tensor] = {}
 
-    def _install(self, model: Any) -> None:
+    def _place(self, name: str, dtype: torch.dtype, shape: torch.Size) -> None:
+        self._layout[name] = (self.nbytes, dtype, shape)
+        self.nbytes += _aligned(shape.numel() * dtype.itemsize)
+
+    def _install(self) -> None:
+        """Put views of the slab where the model had tensors on the meta device."""
+        self._views = {name: _view(self._slab, *place) for name, place in self._layout.items()}
         parameters = {
             id(parameter): torch.nn.Parameter(self._views[name], requires_grad=False)
-            for name, parameter in model.named_parameters()
+            for name, parameter in self._model.named_parameters()
         }
-        for path, module in model.named_modules():
+        for path, module in self._model.named_modules():
             # One Parameter object for all places of a tied one.
             for name, parameter in list(module.named_parameters(recurse=False)):
                 setattr(module, name, parameters[id(parameter)])
@@ -74,7 +76,11 @@ class LiveWeights:
         """Allocate the slab and write the computed buffers; nothing happens when it is there already."""
         if self.resident:
             return
-        self._slab.untyped_storage().resize_(self.nbytes)
+        if self._views:
+            self._slab.untyped_storage().resize_(self.nbytes)
+        else:
+            self._slab = torch.empty(self.nbytes, dtype=torch.uint8, device=self._slab.device)
+            self._install()
         for name, buffer in self._buffers.items():
             self._views[name].copy_(buffer)
 
