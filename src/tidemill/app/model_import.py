@@ -148,8 +148,24 @@ def _write_gguf(source: Path, partial: Path, dtype: str) -> tuple[str, ...]:
         plain.load_state_dict(model.state_dict(), assign=True)
         plain.tie_weights()
         plain.save_pretrained(partial)
+        _name_special_tokens(tokenizer, plain.config)
         tokenizer.save_pretrained(partial)
     return ()
+
+
+def _name_special_tokens(tokenizer: Any, config: Any) -> None:
+    """Let the tokenizer name the special tokens that the file's metadata names by id.
+
+    transformers 5.17 makes the start token the end token of every GGUF tokenizer; config has the ids right.
+    """
+    ids = {
+        "bos_token": config.bos_token_id,
+        "eos_token": config.eos_token_id,
+        "pad_token": config.pad_token_id,
+    }
+    for kind, token in ids.items():
+        if isinstance(token, int):
+            setattr(tokenizer, kind, tokenizer.convert_ids_to_tokens(token))
 
 
 def _dequantized() -> dict[str, Any]:
