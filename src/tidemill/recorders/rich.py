@@ -37,7 +37,7 @@ class RichSink:
         steps: int,
         warm_up_steps: int,
         stream: TextIO,
-        pause: float = 0.5,
+        pause: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._steps, self._warm_up = steps, warm_up_steps

@@ -10,12 +10,9 @@ __all__ = ["ExactMatch"]
 
 
 class ExactMatch:
-    """1 where the answer equals the label, or one of a list of labels, else 0. `strip` ignores white space around.
+    """1 where the answer equals the label, or one of a list of labels, else 0. `strip` ignores white space around."""
 
-    `limits` are those of rewards that run code of others, which all rewards are built with; none is needed here.
-    """
-
-    def __init__(self, *, strip: bool = True, **limits: object) -> None:
+    def __init__(self, *, strip: bool = True) -> None:
         self._strip = strip
 
     def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:

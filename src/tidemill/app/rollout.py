@@ -1,0 +1,68 @@
+"""Generate and score answers with a model as it is: no trainer, no checkpoint, no run folder."""
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+from tidemill.app import build
+from tidemill.app.assemble import chosen_device, prepare_torch
+from tidemill.config.load import Loaded
+from tidemill.contracts.events import Notice
+from tidemill.contracts.footprint import Part
+from tidemill.contracts.recorder import Sink
+from tidemill.contracts.state import PolicyVersion
+from tidemill.data.tokenizer import Tokenizer
+from tidemill.errors import ConfigError
+from tidemill.recorders.fanout import Fanout
+from tidemill.recorders.rich import RichSink
+from tidemill.residency.manager import LeaseManager
+from tidemill.residency.plan import NO_LIMIT
+from tidemill.rollout.collect import RolloutCollector
+from tidemill.rollout.dump import RolloutDump
+from tidemill.rollout.metrics import rollout_metrics
+
+__all__ = ["generate_and_score"]
+
+SKIPPED = "no trainer is built: nothing is trained, evaluated, saved or exported, and run.dir is not touched"
+
+
+def generate_and_score(loaded: Loaded, *, out: Path, limit: int, quiet: bool) -> dict[str, Any]:
+    """`rollout.samples` answers to each of the first `limit` prompts (0 for all), dumped into `out`; their numbers.
+
+    Raises ConfigError when `out` holds rollouts already.
+    """
+    config = loaded.config
+    if out.exists() and any(out.glob("step-*.jsonl")):
+        raise ConfigError(f"cannot write rollouts to {out}: it holds some already; choose another --out")
+    console: list[Sink] = [] if quiet else [RichSink(steps=1, warm_up_steps=0, stream=sys.stderr)]
+    recorder = Fanout(sinks=[], live=console)
+    prepare_torch(config)
+    with contextlib.ExitStack() as stack:
+        stack.callback(recorder.close)
+        recorder.emit(Notice(text=SKIPPED))
+        tokenizer = Tokenizer(config.model, allow_special_tokens=config.data.allow_special_tokens)
+        reward = build.build_reward(config, recorder.emit)
+        stack.callback(reward.close)
+        prompts = build.build_data(config, config.data.prompts, tokenizer, recorder.emit).all_prompts(limit)
+        collector = RolloutCollector(
+            environment=build.build_environment(config),
+            reward=reward,
+            sampling=build.train_sampling(config),
+            samples=config.rollout.samples,
+            emit=recorder.emit,
+        )
+        engine = cast(Any, build.build_engine(config, device=chosen_device(config), emit=recorder.emit))
+        residency = LeaseManager(budget=NO_LIMIT, emit=recorder.emit, deadline=config.residency.deadline)
+        with residency.awake(engine, Part.ALL):
+            engine.load_pretrained(PolicyVersion(0, 0))
+            groups = collector.collect(engine, prompts)
+    path = RolloutDump(out).write(0, groups)
+    best = max((t for g in groups for t in g.trajectories), key=lambda t: -1.0 if t.reward is None else t.reward)
+    return {
+        "rollouts": str(path),
+        "skipped": SKIPPED,
+        "prompts": len(groups),
+        **rollout_metrics(groups),
+        "best": {"id": best.id, "prompt": best.prompt.text, "answer": best.text, "reward": best.reward},
+    }
