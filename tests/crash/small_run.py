@@ -105,7 +105,7 @@ class Outcome:
     """Everything of a finished run that must not depend on kills."""
 
     state: dict[str, Any]
-    checksums: Any
+    checksums: dict[str, str]
     metrics: list[dict[str, Any]]
     rollouts: dict[str, list[dict[str, Any]]]
     export: bytes
@@ -115,12 +115,11 @@ class Outcome:
 def outcome(run: Path) -> Outcome:
     """Read a finished run back."""
     last = run / "checkpoints" / f"step-{STEPS:08d}"
-    manifest = json.loads((last / "manifest.json").read_text())
     state = json.loads((last / "state.json").read_text())
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return Outcome(
-        state=without_attempt(state.get("run", state)),
-        checksums=checksums(manifest),
+        state=without_attempt(state),
+        checksums=checksums(run),
         metrics=[line for line in lines if line["kind"] in ("metrics", "eval")],
         rollouts={p.name: [without_version(json.loads(x)) for x in p.read_text().splitlines()]
                   for p in sorted((run / "rollouts").iterdir())},
@@ -141,19 +140,9 @@ def without_version(line: dict[str, Any]) -> dict[str, Any]:
     return without_attempt(line)  # type: ignore[no-any-return]
 
 
-def checksums(manifest: Any) -> Any:
-    """Every checksum of a tensor in a manifest, by name."""
-    found: dict[str, Any] = {}
-
-    def walk(value: Any) -> None:
-        if isinstance(value, dict):
-            if "checksum" in value and "name" in value:
-                found[value["name"]] = value["checksum"]
-            for item in value.values():
-                walk(item)
-        elif isinstance(value, list):
-            for item in value:
-                walk(item)
-
-    walk(manifest)
+def checksums(run: Path) -> dict[str, str]:
+    """Checksum of every tensor of a run's last checkpoint, by name: weights, moments, buffers."""
+    manifest = json.loads((run / "checkpoints" / f"step-{STEPS:08d}" / "manifest.json").read_text())
+    found = {piece["name"]: piece["xxh3"] for file in manifest["files"] for piece in file.get("slices", [])}
+    assert any(name.startswith("optimizer/exp_avg_sq/") for name in found)
     return found

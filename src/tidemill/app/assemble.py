@@ -1,8 +1,10 @@
 """The only place that knows all names: from a config to the parts that a loop is given."""
 
 import contextlib
+import random
 from collections.abc import Callable, Iterator, Mapping
 
+import numpy as np
 import psutil
 import torch
 
@@ -28,7 +30,7 @@ from tidemill.data.tokenizer import Tokenizer
 from tidemill.engines.replay.engine import NoWeightSync, ReplayEngine
 from tidemill.errors import ConfigError
 from tidemill.residency.manager import LeaseManager
-from tidemill.residency.plan import budget_for
+from tidemill.residency.plan import budget_for, check_budget
 from tidemill.rollout.collect import RolloutCollector
 from tidemill.rollout.evaluate import Evaluator, NoEvaluation
 from tidemill.rollout.replay import ReplayRollout
@@ -49,9 +51,11 @@ def chosen_device(config: RunConfig) -> str:
 
 
 def prepare_torch(config: RunConfig) -> None:
-    """Threads and seed of this process."""
+    """Threads of this process, and the seed of every generator in it; a restore puts a later state in its place."""
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
+    random.seed(config.run.seed)
+    np.random.seed(config.run.seed % 2**32)
     torch.manual_seed(config.run.seed)
 
 
@@ -154,17 +158,21 @@ def leases(config: RunConfig, *, trainer: Trainer, engine: RolloutEngine, device
     """The residency of one device, under the budget that the settings stand for; says what it chose."""
     own = {mode for mode in (config.trainer.offload, config.engine.offload) if mode != "auto"}
     mode = own.pop() if own else config.residency.offload
+    sizes = {
+        "trainer_bytes": trainer.footprint(Part.ALL),
+        "engine_weight_bytes": engine.footprint(Part.WEIGHTS),
+        "engine_bytes": engine.footprint(Part.ALL),
+    }
     budget, sentence = budget_for(
         mode,
-        trainer_bytes=trainer.footprint(Part.ALL),
-        engine_weight_bytes=engine.footprint(Part.WEIGHTS),
-        engine_bytes=engine.footprint(Part.ALL),
+        **sizes,
         device_bytes=_device_bytes(device) + trainer.footprint(trainer.resident()),
     )
     if mode == "auto" and config.residency.budget != "auto":
         budget = config.residency.budget
         sentence = f"residency.budget is {format_bytes(budget)}: who is idle sleeps when another needs the bytes"
     emit(Notice(text=sentence))
+    check_budget(budget, **sizes)
     manager = LeaseManager(budget=budget, emit=emit, deadline=config.residency.deadline)
     manager.admit(trainer)
     return manager

@@ -1,0 +1,45 @@
+"""The fakes keep the contracts that they stand for: tidemill.testing.fakes.device, .policy, .meaning, .parts."""
+
+import pytest
+
+from tidemill.contracts.footprint import Part
+from tidemill.contracts.state import Cursor
+from tidemill.errors import ResidencyError
+from tidemill.testing.fakes.device import FakeGate, FakeTenant
+from tidemill.testing.fakes.meaning import FakeData
+from tidemill.testing.fakes.policy import FakeTrainer
+from tidemill.testing.suites.tenant import TenantSuite
+
+
+def test_a_fake_that_sleeps_has_no_memory_to_touch() -> None:
+    trainer = FakeTrainer()
+    trainer.wake_up(Part.ALL)
+    trainer.on_device("model/w")[:] = 1.0
+    trainer.sleep()
+    with pytest.raises(ResidencyError, match="was released"):
+        trainer.on_device("model/w")
+    trainer.wake_up(Part.ALL)
+    assert trainer.on_device("model/w").tolist() == [1.0] * 8
+
+
+def test_a_closed_gate_names_tenant_and_operation() -> None:
+    gate = FakeGate("trainer")
+    gate.open(Part.WEIGHTS)
+    gate.check(Part.WEIGHTS, "step")
+    with pytest.raises(ResidencyError, match="trainer cannot step without a lease for weights, optimizer"):
+        gate.check(Part.WEIGHTS | Part.OPTIMIZER, "step") if gate.close(Part.WEIGHTS) is None else None
+
+
+def test_fake_data_crosses_epochs_without_a_gap() -> None:
+    data, cursor, ids = FakeData(rows=5, count=3), Cursor(), []
+    for _ in range(5):
+        prompts, cursor = data.take(cursor)
+        ids += [prompt.id for prompt in prompts]
+    assert (cursor.epoch, cursor.position) == (3, 0)
+    assert [sorted(ids[i : i + 5]) for i in (0, 5, 10)] == [list("01234")] * 3
+
+
+def test_a_fake_tenant_counts_only_the_parts_it_has() -> None:
+    tenant = FakeTenant("t", {Part.WEIGHTS: 3, Part.KV_CACHE: 4}, keeps=Part.NONE)
+    assert [tenant.footprint(part) for part in (Part.WEIGHTS, Part.GRADS, Part.ALL)] == [3, 0, 7]
+    assert TenantSuite is not None
