@@ -63,6 +63,7 @@ class FsdpTrainer:
         self._device = torch.device(device)
         network = load_network(model, device=self._device, recompute=recompute)
         self._parameters = dict(network.named_parameters())
+        self._grad_bytes = sum(tensor.numel() * tensor.element_size() for tensor in self._parameters.values())
         self._optimizer = AdamW(self._parameters)
         self._minibatches = minibatches
         self._max_grad_norm = max_grad_norm or math.inf
@@ -105,8 +106,7 @@ class FsdpTrainer:
 
     def footprint(self, part: Part) -> int:
         """Gradients are as large as the parameters. Activations are not counted."""
-        grads = sum(tensor.numel() * tensor.element_size() for tensor in self._parameters.values())
-        return self._saver.device_bytes(part) + (grads if Part.GRADS in part else 0)
+        return self._saver.device_bytes(part) + (self._grad_bytes if Part.GRADS in part else 0)
 
     def host_bytes(self) -> int:
         """Bytes of the host pages."""
