@@ -1,13 +1,13 @@
 """A reward written by hand: 1 when the last number in the answer is the label, else 0.
 
-A reward function takes a list of trajectories and returns as many numbers. It runs in a process of its own, under time
-and memory limits; `trajectory.text` is the answer, `trajectory.prompt.label` what the data says is right.
+A reward function takes a list of answers and returns as many numbers. It runs in a process of its own, under time and
+memory limits; `answer.text` is what the model wrote, `answer.label` what the data says is right, a number here.
 """
 
 import re
 from collections.abc import Sequence
 
-from tidemill.contracts.sample import Trajectory
+from tidemill.rewards.answer import Answer
 
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
@@ -18,6 +18,6 @@ def last_number(text: str) -> float | None:
     return float(found[-1].replace(",", "")) if found else None
 
 
-def score(trajectories: Sequence[Trajectory]) -> list[float]:
+def score(answers: Sequence[Answer]) -> list[float]:
     """1.0 for a right answer, 0.0 for another."""
-    return [float(last_number(trajectory.text) == trajectory.prompt.label) for trajectory in trajectories]
+    return [float(last_number(answer.text) == answer.label) for answer in answers]

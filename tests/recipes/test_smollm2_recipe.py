@@ -6,6 +6,7 @@ import pytest
 
 from tidemill.contracts.sample import Prompt, StopReason, Trajectory
 from tidemill.contracts.state import PolicyVersion
+from tidemill.rewards.function import FunctionReward
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "smollm2"
 
@@ -18,11 +19,11 @@ def load(name: str):
     return module
 
 
-def answered(text: str, label: float) -> Trajectory:
+def answered(text: str, label: float, sample: int) -> Trajectory:
     prompt = Prompt(id="0", key="0:0", token_ids=(5,), text="?", label=label)
     return Trajectory(
         prompt=prompt,
-        sample=0,
+        sample=sample,
         token_ids=(),
         logprobs=(),
         loss_mask=(),
@@ -49,9 +50,21 @@ def test_the_last_number_is_found(text: str, number: float | None) -> None:
     assert load("reward").last_number(text) == number
 
 
-def test_a_right_last_number_is_worth_one() -> None:
-    score = load("reward").score
-    assert score([answered("so 3 + 4 = 7", 7), answered("7 or 8", 7), answered("seven", 7)]) == [1.0, 0.0, 0.0]
+def test_a_right_last_number_is_worth_one_in_the_process_that_a_run_scores_in() -> None:
+    reward = FunctionReward(
+        use=f"{FOLDER / 'reward.py'}:score",
+        timeout=20.0,
+        memory=1 << 28,
+        workers=1,
+        failure_budget=0.0,
+        emit=lambda event: None,
+    )
+    try:
+        texts = ("so 3 + 4 = 7", "7 or 8", "seven", "$7.00")
+        scores = reward.score([answered(text, 7, sample) for sample, text in enumerate(texts)])
+    finally:
+        reward.close()
+    assert [score.value for score in scores] == [1.0, 0.0, 0.0, 1.0]
 
 
 def test_the_word_problems_are_chats_with_numbers_as_labels() -> None:
