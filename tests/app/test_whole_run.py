@@ -1,7 +1,7 @@
 """A whole run in this process, from settings to summary, dump, replay, rollout and export.
 
-Modules: tidemill.app.assemble, .build, .identity, .recording, .rollout, .run, .summary; tidemill.cli.run, .rollout;
-tidemill.engines.replay.engine.
+Modules: tidemill.app.assemble, tidemill.app.rollout, tidemill.app.run, tidemill.app.summary; tidemill.cli.run,
+tidemill.cli.rollout; tidemill.engines.replay.engine.
 """
 
 import json

@@ -4,16 +4,16 @@ import argparse
 import contextlib
 import importlib
 import io
-import os
 import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
 from tidemill.cli.arguments import parser
-from tidemill.errors import TidemillError
+from tidemill.cli.streams import say, settle, silence
+from tidemill.errors import Interrupted, TidemillError
 
-__all__ = ["main"]
+__all__ = ["main", "parsed"]
 
 _INTERRUPTED = 130
 _READER_GONE = 141
@@ -26,30 +26,38 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             # A file name may hold bytes that no encoding can show; showing it must not be what fails.
             stream.reconfigure(errors="backslashreplace")
-    arguments = _parsed(sys.argv[1:] if argv is None else list(argv))
+    arguments = parsed(sys.argv[1:] if argv is None else list(argv))
+    try:
+        return _ended(arguments)
+    finally:
+        settle(sys.stderr)
+
+
+def _ended(arguments: argparse.Namespace) -> int:
     try:
         code = int(importlib.import_module(f"tidemill.cli.{arguments.verb}").main(arguments))
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return code
-    except TidemillError as error:
-        print(f"tidemill: {error}", file=sys.stderr)
+    except (TidemillError, Interrupted) as error:
+        say(f"tidemill: {error}", sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("tidemill: interrupted", file=sys.stderr)
+        say("tidemill: interrupted", sys.stderr)
         return _INTERRUPTED
     except BrokenPipeError:
-        _silence_output()
+        silence(sys.stdout)
         return _READER_GONE
     except Exception:
-        traceback.print_exc()
+        say(traceback.format_exc().rstrip("\n"), sys.stderr)
         return _BUG
 
 
-def _parsed(argv: list[str]) -> argparse.Namespace:
+def parsed(argv: list[str]) -> argparse.Namespace:
     """Arguments, with settings split into `files` and `words`, wherever the options stand between them."""
     top = parser()
     arguments, rest = top.parse_known_args(argv)
-    named = list(getattr(arguments, "settings", []))
+    named = list(arguments.settings)
     unknown = [word for word in rest if not named or word.startswith("-")]
     if unknown:
         top.error(f"{arguments.verb} does not know {' '.join(unknown)}")
@@ -64,12 +72,6 @@ def _is_file(word: str) -> bool:
     with contextlib.suppress(OSError, ValueError):
         return "=" not in word or Path(word).is_file()
     return False
-
-
-def _silence_output() -> None:
-    """Keep Python's own flush at exit from failing once more on a pipe whose reader is gone."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":
