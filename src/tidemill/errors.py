@@ -12,6 +12,7 @@ __all__ = [
     "EnvironmentFailure",
     "Interrupted",
     "PluginError",
+    "RecorderError",
     "ResidencyError",
     "RewardError",
     "RunLockedError",
@@ -56,6 +57,10 @@ class CheckpointError(TidemillError):
 
 class WeightSyncError(TidemillError):
     """The engine does not hold the trainer's weights; it refuses to generate until a whole sync succeeds."""
+
+
+class RecorderError(TidemillError):
+    """A file that the run promises to keep, its numbers or rollouts, could not be written."""
 
 
 class TrainerError(TidemillError):

@@ -35,3 +35,23 @@ def test_the_manifest_lists_every_start(tmp_path: Path) -> None:
     manifest = json.loads(folder.manifest.read_text())
     assert [start["attempt"] for start in manifest["starts"]] == [1, 2]
     assert manifest["versions"]["torch"]
+
+
+def test_a_manifest_of_another_shape_is_begun_anew(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for garbage in (b'{"starts": 5}', b"[1]", b"\xff\x00"):
+        folder.manifest.write_bytes(garbage)
+        folder.write_manifest(settings={}, attempt=7, command=[], device="cpu")
+        assert [start["attempt"] for start in json.loads(folder.manifest.read_text())["starts"]] == [7]
+
+
+def test_a_summary_that_cannot_be_written_leaves_the_earlier_one_and_nothing_else(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.write_summary({"steps": 3})
+    with pytest.raises(ValueError, match="JSON"):
+        folder.write_summary({"steps": float("nan")})
+    folder.summary.with_suffix(".tmp").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        folder.write_summary({"steps": 4})
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+    assert json.loads(folder.summary.read_text()) == {"steps": 3}

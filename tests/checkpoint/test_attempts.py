@@ -41,3 +41,9 @@ def test_a_full_disk_is_said_and_the_counter_stays(tmp_path: Path, fault: str) -
     with armed(f"{fault}=disk-full"), pytest.raises(CheckpointError, match="cannot count this start"):
         next_attempt(tmp_path)
     assert next_attempt(tmp_path) == 2
+
+
+def test_a_counter_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    (tmp_path / "attempt").mkdir()
+    with pytest.raises(CheckpointError, match="cannot count this start"):
+        next_attempt(tmp_path)

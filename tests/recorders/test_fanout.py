@@ -10,7 +10,7 @@ import pytest
 from tidemill.contracts.batch import Batch, StepReport
 from tidemill.contracts.checkpoint import Saved
 from tidemill.contracts.events import Event, Memory, Metrics, Notice, PhaseDone
-from tidemill.errors import CheckpointError, Interrupted
+from tidemill.errors import CheckpointError, Interrupted, RecorderError
 from tidemill.recorders.fanout import Fanout
 from tidemill.recorders.jsonl import JsonlSink
 from tidemill.testing.suites.recorder import scored_group
@@ -201,6 +201,34 @@ def test_a_sink_that_fails_is_dropped_with_a_notice_to_the_others() -> None:
     assert [text for text in texts if text in "abc"] == ["a", "b", "c"]
     assert set(recorder.snapshot().extra["sinks"]) == {"good"}
     recorder.close()
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_what_a_run_promises_to_keep_stops_it_when_it_cannot_be_kept_and_is_not_saved_either(nth: int) -> None:
+    good = ListSink("good")
+    recorder = Fanout(sinks=[good], essential=[FailingSink("jsonl", nth, OSError("no space left"))])
+    recorder.emit(Notice(text="before the start"))
+    with pytest.raises(RecorderError, match=r"jsonl: OSError: no space left.* start the same command again"):
+        recorder.start(0)
+        with recorder.step(0) as record:
+            record(groups=(), batch=BATCH, report=REPORT)
+    with pytest.raises(RecorderError):
+        recorder.snapshot()
+    with pytest.raises(RecorderError):
+        recorder.check()
+    recorder.emit(Notice(text="told to the others"))
+    assert good.events(Notice)[-1].text == "told to the others"
+    recorder.close()
+
+
+def test_a_failure_of_another_thread_surfaces_in_the_loops() -> None:
+    recorder = Fanout(sinks=[], essential=[FailingSink("jsonl", 1, OSError("no space left"))])
+    recorder.start(0)
+    thread = threading.Thread(target=recorder.emit, args=(Notice(text="saved"),))
+    thread.start()
+    thread.join()
+    with pytest.raises(RecorderError), recorder.step(0):
+        pass
 
 
 def test_a_signal_is_not_mistaken_for_a_failing_sink() -> None:

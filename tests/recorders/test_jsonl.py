@@ -149,3 +149,11 @@ def test_finite_goes_into_tables_and_lists() -> None:
         {"a": [1.0, None, {"b": None}], "2": "x"},
         2,
     )
+
+
+def test_a_line_about_a_checkpoint_that_does_not_say_which_goes(tmp_path: Path) -> None:
+    whole = b'{"kind":"checkpoint","step":3,"checkpoint_step":2}\n'
+    garbled = b'{"kind":"checkpoint","step":1}\n{"kind":"checkpoint","step":1,"checkpoint_step":"x"}\n'
+    (tmp_path / "events.jsonl").write_bytes(garbled + whole)
+    JsonlSink(run=tmp_path).resume(2, {})
+    assert (tmp_path / "events.jsonl").read_bytes() == whole

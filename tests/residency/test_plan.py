@@ -2,8 +2,8 @@
 
 import pytest
 
-from tidemill.errors import ResidencyError
-from tidemill.residency.plan import NO_LIMIT, budget_for
+from tidemill.errors import ConfigError, ResidencyError
+from tidemill.residency.plan import NO_LIMIT, budget_for, check_budget
 from tidemill.units import GIB
 
 SIZES = {"trainer_bytes": 8 * GIB, "engine_weight_bytes": 1 * GIB, "engine_bytes": 6 * GIB}
@@ -34,3 +34,16 @@ def test_auto_takes_most_of_the_device_and_says_what_follows(device: int, outcom
 def test_an_unknown_mode_is_refused() -> None:
     with pytest.raises(ResidencyError, match="sometimes"):
         budget_for("sometimes", **SIZES, device_bytes=1)
+
+
+def test_a_budget_without_room_for_the_largest_moment_is_refused_and_one_byte_more_is_not() -> None:
+    check_budget(9 * GIB, **SIZES)
+    with pytest.raises(ConfigError, match=r"within 9.0 GiB: 9.0 GiB must be awake .* raise residency.budget"):
+        check_budget(9 * GIB - 1, **SIZES)
+    with pytest.raises(ConfigError, match="engine 30.0 GiB"):
+        check_budget(20 * GIB, **SIZES | {"engine_bytes": 30 * GIB})
+
+
+@pytest.mark.parametrize("mode", ["always", "never"])
+def test_the_budget_of_a_mode_has_room(mode: str) -> None:
+    check_budget(budget_for(mode, **SIZES, device_bytes=1)[0], **SIZES)

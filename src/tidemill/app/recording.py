@@ -18,17 +18,19 @@ __all__ = ["build_recorder"]
 
 def build_recorder(config: RunConfig, folder: RunFolder, *, quiet: bool, settings: Mapping[str, Any]) -> Fanout:
     """Every sink, open. `quiet` leaves out the console. Raises PluginError when a library is missing."""
-    kept: list[Sink] = [JsonlSink(run=folder.root)]
+    essential: list[Sink] = [JsonlSink(run=folder.root)]
+    kept: list[Sink] = []
     live: list[Sink] = []
     if config.rollout.dump:
-        kept.append(DumpSink(folder=folder.rollouts))
+        essential.append(DumpSink(folder=folder.rollouts))
     for chosen in sinks(config.recorder).values():
         if isinstance(chosen, RichSettings):
-            if not quiet:
+            # Python has no stderr when it was started with that descriptor closed.
+            if not quiet and sys.stderr is not None and not sys.stderr.closed:
                 live.append(_console(chosen, config))
         else:
             kept.append(_sink(chosen, folder, settings))
-    return Fanout(sinks=kept, live=live)
+    return Fanout(sinks=kept, live=live, essential=essential)
 
 
 def _console(chosen: RichSettings, config: RunConfig) -> Sink:

@@ -9,7 +9,7 @@ from tidemill.app.assemble import assembled, chosen_device
 from tidemill.app.recording import build_recorder
 from tidemill.app.run_folder import RunFolder, read_json
 from tidemill.app.signals import Signals
-from tidemill.app.summary import summarize
+from tidemill.app.summary import is_finished, summarize
 from tidemill.checkpoint.attempts import next_attempt
 from tidemill.checkpoint.export import export_model
 from tidemill.checkpoint.lock import RunLock
@@ -19,6 +19,7 @@ from tidemill.contracts.events import Notice
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.parts import Parts
 from tidemill.contracts.recorder import Recorder
+from tidemill.errors import TidemillError
 from tidemill.loops import sync
 from tidemill.recorders.report import write_report
 from tidemill.units import format_bytes
@@ -38,7 +39,8 @@ def run(loaded: Loaded, *, fresh: bool, quiet: bool, command: Sequence[str]) -> 
         if fresh:
             folder.set_aside()
         earlier = read_json(folder.summary)
-        if earlier.get("finished") and earlier.get("steps", 0) >= config.steps:
+        if is_finished(earlier, steps=config.steps, export=config.checkpoint.export):
+            told(folder, earlier)  # the start that finished may have died before its page was written
             return {**earlier, "already_finished": True}
         attempt = next_attempt(folder.root)
         device = chosen_device(config)
@@ -50,12 +52,16 @@ def run(loaded: Loaded, *, fresh: bool, quiet: bool, command: Sequence[str]) -> 
             with assembled(loaded, folder=folder, attempt=attempt, recorder=recorder, stop=stop) as parts:
                 recorder.emit(Notice(text=header(config, parts, device)))
                 state = sync.run(parts, steps=config.steps)
-                outcome.steps, outcome.finished = state.step, True
-                outcome.export = exported(config, folder, parts, recorder)
-        finally:
+                outcome.steps = state.step
+                outcome.export = exported(config, folder, parts, recorder, step=state.step)
+            recorder.check()
+        except BaseException as error:
             recorder.close()
-            summary = outcome.write()
-        return {**summary, "already_finished": False}
+            outcome.write_after(error)
+            raise
+        recorder.close()
+        outcome.finished = True
+        return {**outcome.write(), "already_finished": False}
 
 
 class _Outcome:
@@ -69,14 +75,32 @@ class _Outcome:
         self.export: Path | None = None
 
     def write(self) -> dict[str, Any]:
-        """summary.json and the page."""
+        """summary.json and the page. Raises TidemillError when they cannot be written."""
         seconds = time.monotonic() - self.began
         summary = summarize(
             self.folder.root, steps=self.steps, seconds=seconds, finished=self.finished, export=self.export
         )
-        self.folder.write_summary(summary)
-        write_report(self.folder.root)
+        told(self.folder, summary)
         return summary
+
+    def write_after(self, error: BaseException) -> None:
+        """As `write`, for a run that `error` ended: that is what will be told, whatever else goes wrong here."""
+        try:
+            self.write()
+        except Exception as second:
+            error.add_note(f"and then: {second}")
+
+
+def told(folder: RunFolder, summary: Mapping[str, Any]) -> None:
+    """Write `summary` and the page, which shows it. Raises TidemillError when the disk does not take them."""
+    try:
+        folder.write_summary(summary)
+        write_report(folder.root)
+    except OSError as error:
+        raise TidemillError(
+            f"cannot write the summary and the page of the run to {folder.root}: {error}; what was saved is safe: free "
+            f"the disk or make the folder writable, and start the same command again"
+        ) from error
 
 
 def with_origins(loaded: Loaded) -> dict[str, Any]:
@@ -99,11 +123,11 @@ def header(config: RunConfig, parts: Parts, device: str) -> str:
     )
 
 
-def exported(config: RunConfig, folder: RunFolder, parts: Parts, recorder: Recorder) -> Path | None:
-    """The trained model as a Hugging Face folder, written from the trainer's host copy."""
+def exported(config: RunConfig, folder: RunFolder, parts: Parts, recorder: Recorder, *, step: int) -> Path | None:
+    """The model of `step`, which the trainer holds, as a Hugging Face folder written from the trainer's host copy."""
     if not config.checkpoint.export:
         return None
-    target = folder.export / f"step-{config.steps:08d}"
+    target = folder.export / f"step-{step:08d}"
     if target.exists():
         return target
     with parts.residency.awake(parts.trainer):

@@ -60,7 +60,8 @@ class RunFolder:
 
     def write_manifest(self, *, settings: Mapping[str, Any], attempt: int, command: Sequence[str], device: str) -> None:
         """What runs: effective settings with origins, versions, command; and when each attempt started."""
-        starts = read_json(self.manifest).get("starts", [])
+        earlier = read_json(self.manifest).get("starts")
+        starts = earlier if isinstance(earlier, list) else []
         self._write(
             self.manifest,
             {
@@ -80,9 +81,13 @@ class RunFolder:
         self._write(self.summary, values)
 
     def _write(self, path: Path, values: Mapping[str, Any]) -> None:
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(values, indent=1, allow_nan=False, default=str) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        temporary = path.with_suffix(".tmp")  # the lock's holder is the only writer, and clears what a killed one left
+        try:
+            temporary.write_text(json.dumps(values, indent=1, allow_nan=False, default=str) + "\n", encoding="utf-8")
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
 
 
 def read_json(path: Path) -> dict[str, Any]:

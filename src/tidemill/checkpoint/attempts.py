@@ -37,6 +37,8 @@ def _read(counter: Path) -> int:
         return int(counter.read_text())
     except (FileNotFoundError, ValueError):
         return 0
+    except OSError as error:
+        raise CheckpointError(f"cannot count this start in {counter}: {error}; make it a readable file") from error
 
 
 def _seen(folder: Path) -> list[int]:

@@ -24,7 +24,11 @@ class Recorder(Stateful, Protocol):
     """Receives events from any thread; asked for nothing but its own state."""
 
     def step(self, step: int) -> AbstractContextManager[StepRecord]:
-        """The block in which step number `step` (from 0) happens; events within it carry that number."""
+        """The block in which step number `step` (from 0) happens; events within it carry that number.
+
+        Recording the step, leaving the block, `start` and `snapshot` raise RecorderError when a sink that the run
+        promises to keep has failed: what is not recorded is not saved either, so it is done and recorded again.
+        """
         ...
 
     def start(self, step: int) -> None:

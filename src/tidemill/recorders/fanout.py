@@ -1,4 +1,4 @@
-"""One recorder in front of many sinks: stamps events with the step, times the step, outlives a sink that fails.
+"""One recorder in front of many sinks: stamps events with the step, times the step, outlives a sink that may fail.
 
 The numbers of a step are written when the update is done, before the checkpoint is taken: a checkpoint of step N finds
 the steps below N recorded, and `start(N)` makes every sink forget the rest. So no point is missing or double.
@@ -16,7 +16,7 @@ from tidemill.contracts.checkpoint import Saved, Snapshot
 from tidemill.contracts.events import Event, Learned, Memory, Metrics, Notice, PhaseDone
 from tidemill.contracts.recorder import Sink, StepRecord
 from tidemill.contracts.sample import Group
-from tidemill.errors import CheckpointError, Interrupted
+from tidemill.errors import CheckpointError, Interrupted, RecorderError, TidemillError
 from tidemill.recorders.timing import StepTiming
 from tidemill.rollout.metrics import rollout_metrics
 
@@ -30,6 +30,7 @@ class Fanout:
     """Implements `Recorder`. `live` sinks remember nothing (a console): they get events before `start`, too.
 
     The others get what happened before `start` afterwards, for only then is it known which step the run goes on at.
+    One of `essential` that fails stops the run at the next call of the loop's thread; others are done without.
     """
 
     name = "recorder"
@@ -39,10 +40,13 @@ class Fanout:
         *,
         sinks: Sequence[Sink],
         live: Sequence[Sink] = (),
+        essential: Sequence[Sink] = (),
         clock: Callable[[], float] = time.time,
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._sinks = list(sinks)
+        self._sinks = [*essential, *sinks]
+        self._essential = list(essential)
+        self._failure: RecorderError | None = None
         self._live = list(live)
         self._clock, self._timer = clock, timer
         self._lock = threading.RLock()
@@ -61,6 +65,7 @@ class Fanout:
             while self._waiting:
                 event = self._waiting.popleft()
                 self._each(lambda sink, event=event: sink.write(step, event), self._sinks)  # type: ignore[misc]
+        self.check()
 
     @contextlib.contextmanager
     def step(self, step: int) -> Iterator[StepRecord]:
@@ -83,6 +88,12 @@ class Fanout:
             self._write(Metrics(values=values))
             self._each(lambda sink: sink.end_step(step), self._sinks + self._live)
             self._step = step + 1
+        self.check()
+
+    def check(self) -> None:
+        """Raises RecorderError when one of `essential` has failed, at each call."""
+        if self._failure is not None:
+            raise self._failure
 
     def emit(self, event: Event) -> None:
         """Record an event, from any thread. Never raises for a sink that fails."""
@@ -102,6 +113,7 @@ class Fanout:
 
         with self._lock:
             self._each(ask, self._sinks + self._live)
+        self.check()
         return Snapshot(extra={"sinks": states})
 
     def load(self, saved: Saved) -> None:
@@ -130,6 +142,7 @@ class Fanout:
         self.emit(Metrics(values={**values, **batch.metrics, **report.metrics}))
         if report.skipped:
             self.emit(Notice(text=f"step {self._step} changed no weight: {report.skipped}", level="warning"))
+        self.check()
 
     def _write(self, event: Event) -> None:
         if self._closed:
@@ -157,4 +170,20 @@ class Fanout:
             sink.close()
         except Exception as second:
             why += f" (closing it: {type(second).__name__}: {second})"
+        if any(sink is one for one in self._essential):
+            self._failure = _stopping(sink, error, why)
+            return
         self._write(Notice(text=f"recorder {sink.name} failed and is dropped, the run goes on: {why}", level="warning"))
+
+
+def _stopping(sink: Sink, error: Exception, why: str) -> RecorderError:
+    """What stops a run that would otherwise go on without what it promises to keep."""
+    again = "start the same command again: it goes on from the newest checkpoint"
+    if isinstance(error, TidemillError):
+        failure = RecorderError(f"{error}; then {again}")
+    else:
+        failure = RecorderError(
+            f"cannot record to {sink.name}: {why}; free the disk or make the run folder writable, and {again}"
+        )
+    failure.__cause__ = error
+    return failure

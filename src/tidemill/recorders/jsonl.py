@@ -147,5 +147,6 @@ def finite(value: Any) -> tuple[Any, int]:
 
 def _stays(line: Mapping[str, Any], step: int) -> bool:
     if line.get("kind") == "checkpoint":
-        return bool(line["checkpoint_step"] <= step)
+        saved = line.get("checkpoint_step")
+        return isinstance(saved, int) and saved <= step
     return bool(line["step"] < step)

@@ -2,10 +2,10 @@
 
 import sys
 
-from tidemill.errors import ResidencyError
+from tidemill.errors import ConfigError, ResidencyError
 from tidemill.units import format_bytes
 
-__all__ = ["AUTO_SHARE", "NO_LIMIT", "budget_for"]
+__all__ = ["AUTO_SHARE", "NO_LIMIT", "budget_for", "check_budget"]
 
 NO_LIMIT = sys.maxsize
 
@@ -22,7 +22,7 @@ def budget_for(
     parts must be awake together: the trainer beside the engine's weights while they are handed over, or the engine
     alone while it generates. Raises ResidencyError for an unknown mode.
     """
-    together = max(trainer_bytes + engine_weight_bytes, engine_bytes)
+    together = _together(trainer_bytes, engine_weight_bytes, engine_bytes)
     everything = trainer_bytes + engine_bytes
     match mode:
         case "always":
@@ -43,3 +43,23 @@ def budget_for(
                 f"engine need {format_bytes(everything)}, so {outcome}"
             )
     raise ResidencyError(f"unknown offload mode {mode!r}; use auto, always or never")
+
+
+def check_budget(budget: int, *, trainer_bytes: int, engine_weight_bytes: int, engine_bytes: int) -> None:
+    """Raises ConfigError when `budget` has no room for what must be awake at once, whoever else sleeps.
+
+    Better now than at the first rollout, which may be hours of supervised steps away.
+    """
+    needed = _together(trainer_bytes, engine_weight_bytes, engine_bytes)
+    if budget < needed:
+        raise ConfigError(
+            f"cannot run within {format_bytes(budget)}: {format_bytes(needed)} must be awake at once (trainer "
+            f"{format_bytes(trainer_bytes)} beside the engine's weights {format_bytes(engine_weight_bytes)}, or engine "
+            f"{format_bytes(engine_bytes)}); raise residency.budget, or lower engine.max_batch, data.max_prompt_tokens "
+            f"or rollout.sampling.max_new_tokens, which size the engine"
+        )
+
+
+def _together(trainer_bytes: int, engine_weight_bytes: int, engine_bytes: int) -> int:
+    """Bytes of the largest moment: the hand-over of weights, or generation."""
+    return max(trainer_bytes + engine_weight_bytes, engine_bytes)
