@@ -1,3 +1,5 @@
+import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -42,8 +44,19 @@ def test_names_that_look_like_secrets_are_left_out():
         "MY_CREDENTIALS",
         "KEY",
         "GITHUB_TOKEN_FILE",
+        "PGPASSWORD",
+        "MYSQL_PWD",
+        "mysqlpwd",
+        "SMTP_PASS",
+        "SSH_PASSPHRASE",
+        "GITHUB_PAT",
+        "_AUTH",
+        "BASIC_auth",
+        "AWSCREDENTIALS",
+        "GITHUBTOKEN",
+        "OPENAIAPIKEY",
     ]
-    kept = ["PATH", "TOKENIZERS_PARALLELISM", "KEYBOARD", "MONKEY", "HOME"]
+    kept = ["PATH", "PWD", "OLDPWD", "TOKENIZERS_PARALLELISM", "KEYBOARD", "MONKEY", "HOME", "PYTHONPATH"]
     assert list(without_secrets(dict.fromkeys(names + kept, "x"))) == kept
 
 
@@ -77,3 +90,27 @@ def test_a_dead_process_is_noticed_before_and_after_it_is_asked(worker):
 def test_closing_twice_does_no_harm(worker):
     worker.close()
     worker.close()
+
+
+@pytest.mark.parametrize("failing", ["Popen", "pipe"])
+def test_a_process_that_cannot_be_started_leaves_no_descriptor_open(failing, monkeypatch):
+    made = []
+
+    def pipe(real=os.pipe):
+        if failing == "pipe" and len(made) == 2:
+            raise OSError("no more descriptors")
+        made.append(real())
+        return made[-1]
+
+    def refuse(*args, **kwargs):
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(os, "pipe", pipe)
+    if failing == "Popen":
+        monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(OSError, match="no more"):
+        Worker()
+    assert len(made) >= 2
+    for fd in (end for ends in made for end in ends):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)

@@ -6,12 +6,13 @@ parent when the *thread* that started it ends.
 
 import queue
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tidemill.errors import PluginError
+from tidemill.errors import PluginError, RewardError
 from tidemill.rewards.worker import Worker, WorkerDiedError, WorkerTimeoutError
 
 __all__ = ["Pool"]
@@ -22,7 +23,7 @@ _LOAD_SECONDS = 120.0
 class Pool:
     """`workers` processes that hold the function `use`, called with `keywords`, each allowed `memory` bytes more.
 
-    Raises PluginError when the function cannot be loaded.
+    Raises PluginError when the function cannot be loaded, RewardError when no process can be started.
     """
 
     def __init__(self, *, use: str, keywords: Mapping[str, Any], memory: int, workers: int) -> None:
@@ -30,8 +31,9 @@ class Pool:
         self._threads = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="reward")
         self._workers: list[Worker] = []
         self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
-        self._size = workers
         self._closed = False
+        # Held to start a process and to close: one that is just being started is ended by `close`, or never started.
+        self._starting = threading.Lock()
         try:
             self._idle.put(self._threads.submit(self._start).result())
         except BaseException:
@@ -48,8 +50,9 @@ class Pool:
         return self._threads.submit(self._call, list(answers), seconds)
 
     def close(self) -> None:
-        """End every process at once, in the middle of a call too. May be called twice."""
-        self._closed = True
+        """End every process at once, in the middle of a call or of loading too. May be called twice."""
+        with self._starting:
+            self._closed = True
         for worker in list(self._workers):
             worker.kill()
         self._threads.shutdown(wait=True, cancel_futures=True)
@@ -86,8 +89,11 @@ class Pool:
         self._workers.remove(worker)
 
     def _start(self) -> Worker:
-        worker = Worker()
-        self._workers.append(worker)
+        with self._starting:
+            if self._closed:
+                raise self._not_loaded("the pool is closed")
+            worker = self._new_process()
+            self._workers.append(worker)
         request = {"load": self._use, "keywords": self._keywords, "memory": self._memory, "sys_path": _search_path()}
         try:
             reply = worker.call(request, _LOAD_SECONDS)
@@ -97,11 +103,23 @@ class Pool:
             reply = {"error": str(error)}
         if "error" in reply or self._closed:
             self._discard(worker)
-            raise PluginError(
-                f"cannot load the reward function {self._use}: {reply.get('error', 'the pool is closed')}; "
-                "write reward.use as module:function or path/to/file.py:function"
-            )
+            raise self._not_loaded(reply.get("error", "the pool is closed"))
         return worker
+
+    def _new_process(self) -> Worker:
+        try:
+            return Worker()
+        except OSError as error:
+            raise RewardError(
+                f"cannot start a process for the reward function {self._use}: {error}; end other processes, lower "
+                "reward.workers, or raise the limits on processes and open files"
+            ) from error
+
+    def _not_loaded(self, reason: str) -> PluginError:
+        return PluginError(
+            f"cannot load the reward function {self._use}: {reason}; "
+            "write reward.use as module:function or path/to/file.py:function"
+        )
 
 
 def _search_path() -> list[str]:

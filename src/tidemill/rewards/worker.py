@@ -23,8 +23,12 @@ from tidemill.units import MIB
 __all__ = ["Worker", "WorkerDiedError", "WorkerTimeoutError", "without_secrets"]
 
 _SECRET = re.compile(
-    r"(^|_)(API)?(KEY|KEYS|TOKEN|TOKENS|SECRET|SECRETS|PASSWORD|PASSWD|CREDENTIAL|CREDENTIALS)(_|$)", re.I
+    r"(^|_)(API)?(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?(_|$)"
+    r"|(APIKEY|TOKEN|SECRET|PASSWORD|CREDENTIAL)S?$"
+    r"|(PASSWD|PASSPHRASE|PASS|PWD|PAT|AUTH)$",
+    re.I,
 )
+_FOLDERS = frozenset({"PWD", "OLDPWD"})  # where the shell is and was
 _LONGEST_REPLY = 64 * MIB
 _GLANCE = 0.1  # seconds between looks at whether the process still lives
 _FAREWELL = 5.0  # seconds in which a killed process must be gone
@@ -39,31 +43,30 @@ class WorkerDiedError(Exception):
 
 
 def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables whose names do not look like secrets (`HF_TOKEN`, `WANDB_API_KEY`, `DB_PASSWORD`)."""
-    return {name: value for name, value in environment.items() if not _SECRET.search(name)}
+    """The variables whose names do not look like secrets (`HF_TOKEN`, `WANDB_API_KEY`, `PGPASSWORD`, `GITHUB_PAT`)."""
+    return {name: value for name, value in environment.items() if name in _FOLDERS or not _SECRET.search(name)}
 
 
 class Worker:
     """Starts a process at once. After WorkerTimeoutError or WorkerDiedError it must be closed and replaced."""
 
     def __init__(self) -> None:
-        request_read, self._requests = os.pipe()
-        self._replies, reply_write = os.pipe()
-        lifeline_read, self._lifeline = os.pipe()
-        theirs = (request_read, reply_write, lifeline_read)
-        os.set_blocking(self._requests, False)
-        try:
+        """Raises OSError when no process can be started; nothing stays open then."""
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+            request_read, self._requests = _pipe(reader=theirs, writer=ours)
+            self._replies, reply_write = _pipe(reader=ours, writer=theirs)
+            lifeline_read, self._lifeline = _pipe(reader=theirs, writer=ours)
+            os.set_blocking(self._requests, False)
+            given = (request_read, reply_write, lifeline_read)
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "tidemill.rewards.child", *map(str, (*theirs, os.getpid()))],
+                [sys.executable, "-P", "-m", "tidemill.rewards.child", *map(str, (*given, os.getpid()))],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                pass_fds=theirs,
+                pass_fds=given,
                 env={"OMP_NUM_THREADS": "1", **without_secrets(os.environ)},
                 start_new_session=True,
             )
-        finally:
-            for fd in theirs:
-                os.close(fd)
+            self._pipes = ours.pop_all()
         self._open = True
         self._tree = psutil.Process(self._process.pid)
 
@@ -76,8 +79,10 @@ class Worker:
         """Whether it can be asked. A dead process stays unreaped until `close`, so that its id is not used again."""
         if not self._open:
             return False
-        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        return os.waitid(os.P_PID, self.pid, flags) is None
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        except ChildProcessError:  # another thread has just closed it
+            return False
 
     def call(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         """The reply to a request, within a deadline. Ends whatever the call left running.
@@ -106,8 +111,7 @@ class Worker:
         self.kill()
         self._open = False
         self._process.wait(timeout=_FAREWELL)
-        for fd in (self._requests, self._replies, self._lifeline):
-            os.close(fd)
+        self._pipes.close()
 
     def _end_descendants(self) -> None:
         try:
@@ -164,3 +168,11 @@ class Worker:
         if result.si_code == os.CLD_EXITED:
             return f"its process ended with code {result.si_status}"
         return f"its process was ended by {signal.Signals(result.si_status).name}"
+
+
+def _pipe(*, reader: contextlib.ExitStack, writer: contextlib.ExitStack) -> tuple[int, int]:
+    """Both ends of a new pipe, each to be closed with its stack."""
+    read, write = os.pipe()
+    reader.callback(os.close, read)
+    writer.callback(os.close, write)
+    return read, write
