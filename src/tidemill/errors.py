@@ -1,4 +1,4 @@
-"""Every error that Tidemill raises on purpose, one tree.
+"""Every error that Tidemill raises on purpose, one tree; and beside it the stops that a user asks for, which are none.
 
 Each takes one message and pickles. The message says what could not be done, the values that matter and why, and what
 to do: lower case, no full stop, names as the user writes them. `exit_code` is what the command line ends with.
@@ -24,7 +24,7 @@ __all__ = [
 
 
 class TidemillError(Exception):
-    """Root of the tree; catching it catches all that we raise on purpose and nothing else."""
+    """Root of the tree; catching it catches every error that we raise on purpose and nothing else."""
 
     exit_code = 1
 
@@ -79,8 +79,12 @@ class RewardError(TidemillError):
     """Too many rewards failed to call the rest a batch, or the reward function does not keep its contract."""
 
 
-class Interrupted(TidemillError):
-    """Ctrl-C asked the run to stop; nothing that was acknowledged is lost."""
+class Interrupted(BaseException):
+    """Ctrl-C asked the run to stop; nothing that was acknowledged is lost.
+
+    No Exception, as KeyboardInterrupt is none: it is raised in the middle of environments, rewards and recorders that
+    others wrote, and their `except Exception` must not take it for a failure of theirs.
+    """
 
     exit_code = 130
 

@@ -1,5 +1,6 @@
 """Signals, in a process of their own (`tidemill.app.signals`)."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -68,6 +69,62 @@ def test_a_second_signal_ends_at_once() -> None:
     out, _ = child.communicate(timeout=20)
     assert out == ""
     assert child.returncode == 130
+
+
+@pytest.mark.parametrize("stderr", ["its reader is gone", "closed", "never there"])
+def test_a_signal_saves_though_nobody_can_be_told(stderr: str) -> None:
+    before = {"its reader is gone": "", "closed": "sys.stderr.close()\n", "never there": "sys.stderr = None\n"}
+    program = PROGRAM.replace("with Signals()", before[stderr] + "with Signals()")
+    reading, writing = os.pipe()
+    os.close(reading)
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, "generating"], stdout=subprocess.PIPE, stderr=writing, text=True
+    )
+    os.close(writing)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    child.send_signal(signal.SIGTERM)
+    out, _ = child.communicate(timeout=20)
+    assert (out, child.returncode) == ("saved\n", 143)
+
+
+def test_a_second_signal_ends_at_once_though_nobody_can_be_told() -> None:
+    child = start("training")
+    assert child.stderr is not None
+    child.stderr.close()
+    child.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(20) == 143
+    assert child.stdout is not None
+    assert child.stdout.read() == ""
+
+
+class Late(Signals):
+    """A signal arrives as soon as it has been looked for."""
+
+    def check(self) -> None:
+        super().check()
+        if not self.sent:
+            self.sent = True
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    sent = False
+
+
+def test_a_signal_between_the_look_and_the_block_does_not_wait_for_the_block() -> None:
+    reached = False
+    with Late() as stop, pytest.raises(Terminated), stop.at_once():
+        reached = True
+    assert not reached
+
+
+def test_after_a_block_that_a_signal_ended_the_next_one_raises_only_where_it_is_asked_for() -> None:
+    with Signals() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(Terminated), stop.at_once():
+            raise AssertionError("not reached")
+        assert not stop._raising
 
 
 def test_handlers_are_put_back() -> None:

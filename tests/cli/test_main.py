@@ -141,7 +141,7 @@ def test_each_way_to_end_has_its_exit_code(
     verb: Callable[..., Verb], code: int, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A broken pipe takes standard output away for good, which this process still needs.
-    monkeypatch.setattr("tidemill.cli.main._silence_output", lambda: None)
+    monkeypatch.setattr("tidemill.cli.main.silence", lambda stream: None)
     for ending in ENDINGS[code]:
         verb("report", ending)
         assert main(["report", "runs/first"]) == code

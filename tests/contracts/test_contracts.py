@@ -64,4 +64,10 @@ def test_every_error_takes_a_message_and_pickles(name: str) -> None:
     error = getattr(errors, name)("cannot do it")
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), str(again)) == (type(error), "cannot do it")
-    assert isinstance(error, errors.TidemillError)
+    assert isinstance(error, errors.TidemillError | errors.Interrupted)
+
+
+def test_a_stop_is_no_exception_that_a_plug_in_could_take_for_its_own() -> None:
+    assert not issubclass(errors.Interrupted, Exception)
+    assert issubclass(errors.Terminated, errors.Interrupted)
+    assert issubclass(errors.TidemillError, Exception)

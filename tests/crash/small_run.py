@@ -81,7 +81,7 @@ def recipe(base: Path, run: Path) -> Path:
 def _command(words: list[str], log: str, armed: str) -> None:
     os.setsid()  # as from a shell of its own: a signal to the test runner is not for the run
     faults.arm(armed)
-    descriptor = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    descriptor = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND) if log else _unread()
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     from tidemill.cli.main import main
@@ -91,11 +91,18 @@ def _command(words: list[str], log: str, armed: str) -> None:
     os._exit(code)
 
 
-def start(words: list[str], log: Path, armed: str = "") -> ForkServerProcess:
-    """`tidemill WORDS` in a process of its own, with faults armed."""
+def _unread() -> int:
+    """A pipe whose reader is gone, as after `tidemill run ... | head`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    return writing
+
+
+def start(words: list[str], log: Path | None, armed: str = "") -> ForkServerProcess:
+    """`tidemill WORDS` in a process of its own, with faults armed; without a log nobody reads what it says."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tidemill.app.run", "tidemill.trainers.fsdp.trainer", "tidemill.cli.main"])
-    process = context.Process(target=_command, args=(words, str(log), armed))
+    process = context.Process(target=_command, args=(words, str(log or ""), armed))
     process.start()
     return process
 

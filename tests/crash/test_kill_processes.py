@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,15 @@ def whole(base: Path) -> tuple[Outcome, float]:
         seconds = time.monotonic() - began
     assert outcome(base / "first") == outcome(base / "whole")
     return outcome(base / "whole"), seconds
+
+
+def wait_for_step(run: Path, step: int, process: BaseProcess) -> None:
+    metrics = run / "metrics.jsonl"
+    deadline = time.monotonic() + LIMIT
+    while not (metrics.exists() and f'"step":{step}' in metrics.read_text()):
+        assert time.monotonic() < deadline
+        assert process.is_alive()
+        time.sleep(0.005)
 
 
 @pytest.mark.slow
@@ -94,12 +104,7 @@ def test_a_signal_saves_and_the_next_start_ends_as_if_nothing_had_been(
     run, log = base / f"stopped by {number.name}", base / f"{number.name}.log"
     words = ["run", str(recipe(base, run)), "checkpoint.every=0"]
     process = start(words, log)
-    metrics = run / "metrics.jsonl"
-    deadline = time.monotonic() + LIMIT
-    while not (metrics.exists() and '"step":6' in metrics.read_text()):
-        assert time.monotonic() < deadline
-        assert process.is_alive()
-        time.sleep(0.005)
+    wait_for_step(run, 6, process)
     os.kill(process.pid or 0, number)
     process.join(LIMIT)
     assert process.exitcode == code, log.read_text()[-3000:]
@@ -107,4 +112,27 @@ def test_a_signal_saves_and_the_next_start_ends_as_if_nothing_had_been(
     process = start(words, log)
     process.join(LIMIT)
     assert process.exitcode == 0, log.read_text()[-3000:]
+    assert outcome(run) == whole[0]
+
+
+def test_a_run_that_nobody_listens_to_ends_well(base: Path, whole: tuple[Outcome, float]) -> None:
+    run = base / "unheard"
+    process = start(["run", str(recipe(base, run))], None)
+    process.join(LIMIT)
+    assert process.exitcode == 0
+    assert outcome(run) == whole[0]
+
+
+def test_a_signal_saves_a_run_that_nobody_listens_to(base: Path, whole: tuple[Outcome, float]) -> None:
+    run = base / "unheard and stopped"
+    words = ["run", str(recipe(base, run)), "checkpoint.every=0"]
+    process = start(words, None)
+    wait_for_step(run, 6, process)
+    os.kill(process.pid or 0, signal.SIGTERM)
+    process.join(LIMIT)
+    assert process.exitcode == 143
+    assert [p for p in (run / "checkpoints").iterdir() if p.name.startswith("step-")]
+    process = start(words, None)
+    process.join(LIMIT)
+    assert process.exitcode == 0
     assert outcome(run) == whole[0]

@@ -5,6 +5,7 @@ import pytest
 
 from tidemill.contracts.events import CheckpointEvent, Evaluated, Metrics, Notice, Progress
 from tidemill.recorders.bars import Bars, NoBars
+from tidemill.recorders.fanout import Fanout
 from tidemill.recorders.rich import RichSink
 from tidemill.testing.suites.recorder import HOSTILE, SinkSuite, every_event
 
@@ -158,3 +159,19 @@ def test_progress_is_not_written_where_there_is_no_terminal() -> None:
     sink.write(0, Progress(what="rollout", done=1, total=4))
     NoBars(stream).close()
     assert stream.getvalue() == ""
+
+
+class Gone(Terminal):
+    """A terminal whose other end is gone."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize("event", [Notice(text="hello"), Progress(what="answers", done=1, total=2)])
+def test_a_terminal_that_is_gone_costs_the_run_its_console_and_no_more(event: Notice | Progress) -> None:
+    recorder = Fanout(sinks=[], live=[RichSink(steps=10, warm_up_steps=2, stream=Gone())])
+    recorder.start(0)
+    recorder.emit(event)
+    recorder.emit(Notice(text="and on"))
+    recorder.close()

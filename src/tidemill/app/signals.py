@@ -37,9 +37,10 @@ class Signals:
     @contextlib.contextmanager
     def at_once(self) -> Iterator[None]:
         """Within the block a signal raises at once; on entry, one that has arrived before."""
-        self.check()
-        self._raising = True
         try:
+            # In this order: a signal that comes between the two is seen by one of them.
+            self._raising = True
+            self.check()
             yield
         finally:
             self._raising = False
@@ -53,13 +54,17 @@ class Signals:
         arrived = signal.Signals(number)
         if self._arrived is not None:
             # Nothing may run any more: buffers, locks and threads are as they are, checkpoints are safe without us.
-            os.write(sys.stderr.fileno(), b"tidemill: second signal, ending at once\n")
+            _say("second signal, ending at once")
             os._exit(128 + number)
         self._arrived = arrived
-        os.write(
-            sys.stderr.fileno(),
-            f"tidemill: {arrived.name}: saving the present state, then stopping (again: end at once)\n".encode(),
-        )
+        _say(f"{arrived.name}: saving the present state, then stopping (again: end at once)")
         if self._raising:
             self._raising = False
             self.check()
+
+
+def _say(text: str) -> None:
+    """Past Python's buffers, which may be half-way through a write; to nobody when nobody listens any more."""
+    with contextlib.suppress(OSError, ValueError):
+        if sys.stderr is not None:
+            os.write(sys.stderr.fileno(), f"tidemill: {text}\n".encode())

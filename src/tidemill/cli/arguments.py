@@ -25,6 +25,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    top.set_defaults(settings=[])
     top.add_argument("--version", action="version", version=f"tidemill {metadata.version('tidemill')}")
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB", title="verbs")
     _verb(verbs, "run", "train, or go on from the newest checkpoint", _run)

@@ -23,9 +23,10 @@ _BUG = 70
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code. Raises SystemExit, as argparse does, for `--help` and wrong words."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            # A file name may hold bytes that no encoding can show; showing it must not be what fails.
-            stream.reconfigure(errors="backslashreplace")
+        # A file name may hold bytes that no encoding can show; showing it must not be what fails.
+        with contextlib.suppress(OSError, ValueError):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
     arguments = parsed(sys.argv[1:] if argv is None else list(argv))
     try:
         return _ended(arguments)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tidemill.cli.streams import say
 from tidemill.config.load import load
 
 __all__ = ["main"]
@@ -20,9 +21,9 @@ def main(args: argparse.Namespace) -> int:
     quiet = args.quiet or args.json
     summary = run(loaded, fresh=args.fresh, quiet=quiet, command=["tidemill", *sys.argv[1:]])
     if args.json:
-        print(json.dumps(summary))
+        say(json.dumps(summary), sys.stdout)
     elif not args.quiet:
-        print(_farewell(summary, loaded.config.run.dir))
+        say(_farewell(summary, loaded.config.run.dir), sys.stdout)
     return 0
 
 

@@ -9,11 +9,17 @@ from rich.text import Text
 __all__ = ["Bars", "NoBars"]
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Raises what was raised: rich itself would end the process, and the run with it."""
+        raise  # noqa: PLE0704
+
+
 class Bars:
     """A bar for each kind of work under way, below the lines. The display starts with the first bar."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._console = Console(file=stream, markup=False, highlight=False, emoji=False, soft_wrap=True)
+        self._console = _Console(file=stream, markup=False, highlight=False, emoji=False, soft_wrap=True)
         self._progress = Progress(
             TextColumn("  {task.description}", markup=False),
             BarColumn(bar_width=30),

@@ -16,7 +16,7 @@ from tidemill.contracts.checkpoint import Saved, Snapshot
 from tidemill.contracts.events import Event, Learned, Memory, Metrics, Notice, PhaseDone
 from tidemill.contracts.recorder import Sink, StepRecord
 from tidemill.contracts.sample import Group
-from tidemill.errors import CheckpointError, Interrupted, RecorderError, TidemillError
+from tidemill.errors import CheckpointError, RecorderError, TidemillError
 from tidemill.recorders.timing import StepTiming
 from tidemill.rollout.metrics import rollout_metrics
 
@@ -157,8 +157,6 @@ class Fanout:
         for sink in list(sinks):
             try:
                 call(sink)
-            except Interrupted:
-                raise
             except Exception as error:
                 self._drop(sink, error)
 

@@ -10,7 +10,7 @@ from tidemill.contracts.footprint import Part
 from tidemill.contracts.residency import Residency
 from tidemill.contracts.state import PolicyVersion
 from tidemill.contracts.weights import WeightReceiver, WeightSource
-from tidemill.errors import Interrupted, WeightSyncError
+from tidemill.errors import WeightSyncError
 from tidemill.weights.checksum import checksum
 
 __all__ = ["DirectWeightSync"]
@@ -37,7 +37,7 @@ class DirectWeightSync:
         try:
             with self._residency.awake(engine, Part.WEIGHTS), phase(self._emit, "update_weights", engine.name):
                 self._hand_over(trainer, engine, version)
-        except (WeightSyncError, Interrupted):
+        except WeightSyncError:
             raise
         except Exception as cause:
             raise WeightSyncError(

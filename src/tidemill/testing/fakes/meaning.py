@@ -191,9 +191,9 @@ class FakeStop:
     """No signal ever arrives, unless a test calls `request`."""
 
     def __init__(self) -> None:
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
 
-    def request(self, error: Exception) -> None:
+    def request(self, error: BaseException) -> None:
         """Raise this at the next chance."""
         self.error = error
 
