@@ -161,3 +161,33 @@ def test_what_fails_after_the_save_is_durable_is_a_warning(desk: Desk) -> None:
     writer.surface()
     assert writer.durable_step == 1 and desk.statuses() == ["durable"]
     assert any("clearing of older checkpoints failed" in e.text for e in desk.events if isinstance(e, Notice))
+
+
+def test_an_abandoned_save_that_lives_on_is_never_written_beside(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidemill.checkpoint.writer._NOTICE_ABANDON", 0.05)
+    go, writing, most = threading.Event(), [0], [0]
+
+    def hung(staged: Staged, advance: Callable[[int], None]) -> Path:
+        writing[0] += 1
+        most[0] = max(most[0], writing[0])
+        try:
+            assert go.wait(20)
+            advance(0)
+        finally:
+            writing[0] -= 1
+        return Path("x")
+
+    writer = desk.writer(hung)
+    writer.submit(desk.staged(1), must=True)
+    with pytest.raises(CheckpointError, match="step 1: it is not durable"):
+        writer.wait(0.1)
+    assert writer.in_flight == -1, "nobody may take it for saved"
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="step 1: it is not durable"):
+            writer.submit(desk.staged(2), must=True)
+    assert desk.released == [2, 2]
+    go.set()
+    writer._thread.join(5)
+    writer.submit(desk.staged(2), must=True)
+    writer.wait()
+    assert (writer.durable_step, most[0]) == (2, 1)

@@ -2,7 +2,8 @@
 
 `submit` returns when the writing has begun (`mode` "async") or ended ("sync"). A failure is emitted when it happens
 and kept until the next call of `surface`, which raises it when it must stop the run. Every wait ends: when the writer
-makes no progress, or when its time is over, the save is abandoned and left uncommitted.
+makes no progress, or when its time is over, the save is abandoned and left uncommitted. One whose thread lives on
+nevertheless, in a disk that does not answer, stays the only one: nothing is written beside it.
 """
 
 import threading
@@ -66,18 +67,25 @@ class Writer:
 
     @property
     def in_flight(self) -> int:
-        """The step being written, or -1."""
+        """The step being written, or -1; one that was abandoned will not be durable and does not count."""
         job = self._job
-        return job.staged.step if job is not None else -1
+        return job.staged.step if job is not None and not job.abandoned else -1
 
     def submit(self, staged: Staged, *, must: bool) -> None:
-        """Write `staged`, after the save before it. `must`: its failure stops the run whatever the settings say."""
+        """Write `staged`, after the save before it. `must`: its failure stops the run whatever the settings say.
+
+        Raises CheckpointError, and lets go of `staged`, when an abandoned save still lives.
+        """
         job = _Job(staged, must)
         if not self._background:
             self._job = job
             self._write(job)
             return
-        self.wait()
+        try:
+            self.wait()
+        except BaseException:
+            staged.release()
+            raise
         self._job = job
         self._thread = threading.Thread(target=self._write, args=(job,), name="checkpoint-writer", daemon=True)
         self._thread.start()
@@ -97,7 +105,7 @@ class Writer:
             now = time.monotonic()
             if job.done != done:
                 done, moved = job.done, now
-            if now - began > limit or now - moved > self._patience:
+            if job.abandoned or now - began > limit or now - moved > self._patience:
                 self._abandon(job, now - began)
 
     def surface(self) -> None:
@@ -107,11 +115,12 @@ class Writer:
             raise failure
 
     def _abandon(self, job: _Job, waited: float) -> None:
+        """The job stays ours until its thread ends: a second one beside it would write into the same folders."""
         job.abandoned = True
         self._thread.join(_NOTICE_ABANDON)
         if self.durable_step == job.staged.step:
             return
-        self._job, self._failure = None, None
+        self._failure = None
         raise CheckpointError(
             f"cannot wait longer for the save of step {job.staged.step}: it is not durable after "
             f"{format_seconds(waited)} ({job.done} of {job.staged.total_bytes} bytes written) and is left uncommitted; "
