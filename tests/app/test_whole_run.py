@@ -14,7 +14,10 @@ import torch
 from tests.crash.small_run import STEPS, WARM_UP, checksums, outcome, prepare, recipe
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tidemill.app.assemble import identity
 from tidemill.cli.main import main
+from tidemill.config.checkpoint import BOUND_TO
+from tidemill.config.load import load
 from tidemill.contracts.sample import Group
 from tidemill.rollout.dump import read_dump
 
@@ -165,3 +168,30 @@ def test_data_that_changed_is_refused_by_name_and_accepted_by_name(base: Path, c
     rows.write_text(rows.read_text() + '{"prompt": "87654321>", "label": "12345678"}\n')
     assert main([*words, "steps=6", "warm_up.steps=4"]) == 1
     assert main([*words, "steps=6", "warm_up.steps=4", 'checkpoint.accept=["data"]', "--quiet"]) == 0
+
+
+@pytest.mark.parametrize("name", ["data", "seed"])
+def test_an_accepted_change_goes_on_with_the_next_epoch_and_says_so(name: str, base: Path, command: Command) -> None:
+    folder, rows = base / f"accepted {name}", base / f"changing {name}.jsonl"
+    rows.write_bytes((base / "rows.jsonl").read_bytes())
+    words = ["run", str(recipe(base, folder)), f"data.prompts={rows}", "eval.every=0", "rollout.dump=true"]
+    assert command(*words, "steps=6")[0] == 0
+    if name == "data":
+        renamed = [{**json.loads(row), "id": f"new-{n}"} for n, row in enumerate(rows.read_text().splitlines())]
+        rows.write_text("".join(json.dumps(row) + "\n" for row in renamed))
+    else:
+        words.append("run.seed=99")
+    assert main([*words, "steps=8"]) == 1
+    assert command(*words, "steps=8", f'checkpoint.accept=["{name}"]')[0] == 0
+    keys = [[group.prompt.key.partition(":")[0] for group in groups_of(folder, step)] for step in range(4, 8)]
+    assert keys == [["0"] * 3, ["0"] * 3, ["1"] * 3, ["1"] * 3]
+    notices = [json.loads(x)["text"] for x in (folder / "events.jsonl").read_text().splitlines() if '"notice"' in x]
+    assert [text for text in notices if "begins epoch 1 of the new order" in text]
+    # The checkpoint of step 8 is bound to what is new: nothing has to be accepted any more.
+    assert command(*words, "steps=9")[0] == 0
+    assert [group.prompt.key[0] for group in groups_of(folder, 8)] == ["1"] * 3
+
+
+def test_what_a_checkpoint_is_bound_to_are_the_names_that_the_settings_take(base: Path) -> None:
+    loaded = load([recipe(base, base / "names")], [])
+    assert {*identity(loaded.config), "seed"} == set(BOUND_TO)

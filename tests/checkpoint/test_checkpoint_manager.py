@@ -4,6 +4,7 @@ import errno
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from tidemill.contracts.checkpoint import Checkpointer, Snapshot
 from tidemill.contracts.events import CheckpointEvent, PhaseDone
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.residency import Tenant
+from tidemill.contracts.state import Cursor
 from tidemill.errors import CheckpointError
 from tidemill.faults import armed
 from tidemill.testing.suites.checkpointer import CheckpointerSuite, Start
@@ -118,6 +120,38 @@ def test_a_state_is_saved_once(make_rig: MakeRig, mode: str) -> None:
     assert second.statuses("durable") == []
 
 
+def test_a_stop_saves_again_what_a_save_in_flight_was_allowed_to_lose(make_rig: MakeRig) -> None:
+    rig = make_rig(mode="async", on_failure="continue")
+    with armed("checkpoint.open=delay:0.3,checkpoint.manifest=disk-full"):
+        rig.step()
+        rig.step()  # step 2 is scheduled: its save is in flight
+        rig.manager.save(rig.state)
+        rig.manager.drain()
+    assert rig.statuses("failed") == [2]
+    assert rig.statuses("durable") == [2]
+    assert rig.trainer.held == 0
+
+
+def test_a_stop_whose_save_fails_twice_says_so(make_rig: MakeRig) -> None:
+    rig = make_rig(mode="async", on_failure="continue")
+    with (
+        armed("checkpoint.open=delay:0.3,checkpoint.manifest=disk-full,checkpoint.state=disk-full@2"),
+        pytest.raises(CheckpointError, match="step 2.*the disk is full"),
+    ):
+        rig.step()
+        rig.step()
+        rig.manager.save(rig.state)
+        rig.manager.drain()
+    assert rig.names() == []
+
+
+def test_a_restored_checkpoint_is_told_of_for_its_writer_may_have_died_before(make_rig: MakeRig) -> None:
+    make_rig().run(2)
+    second = make_rig(attempt=2)
+    second.restore()
+    assert second.statuses("restored") == [2]
+
+
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_failed_save_stops_the_run_at_the_next_call(make_rig: MakeRig, mode: str) -> None:
     rig = make_rig(mode=mode)
@@ -192,6 +226,14 @@ def test_another_seed_is_another_run_unless_accepted(make_rig: MakeRig) -> None:
     with pytest.raises(CheckpointError, match="its seed is 7, this run's is 8"):
         make_rig(attempt=2, seed=8).restore()
     assert make_rig(attempt=2, seed=8, accept=("seed",)).restore().seed == 8
+
+
+def test_a_state_is_restored_as_the_changed_run_can_go_on_from_it(make_rig: MakeRig) -> None:
+    make_rig().run(2)
+    fitted = make_rig(attempt=2, fit=lambda state: replace(state, cursor=Cursor(epoch=state.cursor.epoch + 1)))
+    state = fitted.restore()
+    assert state is not None
+    assert (state.step, state.attempt, state.cursor) == (2, 2, Cursor(epoch=1))
 
 
 def test_a_part_that_is_gone_is_refused_and_one_that_is_new_walks_back(make_rig: MakeRig, tmp_path: Path) -> None:

@@ -67,6 +67,14 @@ def test_kept_checkpoints_are_among_the_saved(problems: Problems) -> None:
     assert "with checkpoint.every = 0" in found
 
 
+def test_what_a_resume_accepts_is_something_that_a_checkpoint_is_bound_to(problems: Problems) -> None:
+    assert problems('checkpoint.accept=["model", "tokenizer", "data", "algorithm", "warm_up", "seed"]') == []
+    (found,) = problems('checkpoint.accept=["Dta", "seed"]')
+    assert found.endswith('"Dta" is nothing that a checkpoint is bound to; did you mean "data"?')
+    (found,) = problems('checkpoint.accept=["everything"]')
+    assert "the names are model, tokenizer, data, algorithm, warm_up, seed" in found
+
+
 def test_a_default_that_takes_part_in_a_contradiction_is_called_default(problems: Problems) -> None:
     (found,) = problems("trainer.minibatches=5")
     assert found.startswith("trainer.minibatches = 5 (command line)")

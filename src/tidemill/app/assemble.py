@@ -9,6 +9,7 @@ import psutil
 import torch
 
 from tidemill.app import build
+from tidemill.app.accepted_changes import AcceptedChanges, Rebase, as_it_is
 from tidemill.app.identity import model_identity, tokenizer_identity
 from tidemill.app.run_folder import RunFolder
 from tidemill.checkpoint.manager import CheckpointManager
@@ -76,14 +77,21 @@ def assembled(
         environment = build.build_environment(config)
         data = build.build_data(config, config.data.prompts, tokenizer, emit)
         evaluation = _evaluation(config, tokenizer, environment, reward, emit)
-        warm_up = _warm_up(config, tokenizer, emit)
+        warm_up, rebase_demonstrations = _warm_up(config, tokenizer, emit)
+        changes = AcceptedChanges(
+            accept=config.checkpoint.accept,
+            prompts=data.rebase,
+            demonstrations=rebase_demonstrations,
+            warm_up_steps=config.warm_up.steps,
+            emit=emit,
+        )
         algorithm = build.build_algorithm(config)
         trainer = cluster.place(lambda: build.build_trainer(config, device=device, emit=emit))
         engine, sync_needed = _engine(config, cluster.place, device, emit)
         residency = leases(config, trainer=trainer, engine=engine, device=device, emit=emit)
         stack.callback(residency.close)
         weights: WeightSync = DirectWeightSync(residency=residency, emit=emit) if sync_needed else NoWeightSync()
-        checkpointer = _checkpointer(loaded, folder, trainer, recorder, residency, attempt)
+        checkpointer = _checkpointer(loaded, folder, trainer, recorder, residency, attempt, changes)
         yield Parts(
             trainer=trainer,
             engine=engine,
@@ -145,13 +153,13 @@ def _evaluation(
     )
 
 
-def _warm_up(config: RunConfig, tokenizer: Tokenizer, emit: Emit) -> WarmUp:
+def _warm_up(config: RunConfig, tokenizer: Tokenizer, emit: Emit) -> tuple[WarmUp, Rebase]:
+    """The supervised phase, and how its data takes on a cursor of other data."""
     if config.warm_up.steps == 0 or config.warm_up.data is None:
-        return NoWarmUp()
+        return NoWarmUp(), as_it_is
     data = build.build_data(config, config.warm_up.data, tokenizer, emit)
-    return SupervisedWarmUp(
-        steps=config.warm_up.steps, demonstrations=Demonstrations(data, tokenizer, config.warm_up.batch)
-    )
+    demonstrations = Demonstrations(data, tokenizer, config.warm_up.batch)
+    return SupervisedWarmUp(steps=config.warm_up.steps, demonstrations=demonstrations), data.rebase
 
 
 def leases(config: RunConfig, *, trainer: Trainer, engine: RolloutEngine, device: str, emit: Emit) -> LeaseManager:
@@ -185,7 +193,13 @@ def _device_bytes(device: str) -> int:
 
 
 def _checkpointer(
-    loaded: Loaded, folder: RunFolder, trainer: Trainer, recorder: Recorder, residency: LeaseManager, attempt: int
+    loaded: Loaded,
+    folder: RunFolder,
+    trainer: Trainer,
+    recorder: Recorder,
+    residency: LeaseManager,
+    attempt: int,
+    changes: AcceptedChanges,
 ) -> CheckpointManager:
     config = loaded.config
     settings = config.checkpoint
@@ -208,11 +222,12 @@ def _checkpointer(
         seed=config.run.seed,
         grace=settings.grace,
         emit=recorder.emit,
+        fit=changes,
     )
 
 
 def identity(config: RunConfig) -> Mapping[str, str]:
-    """What a checkpoint of this run is bound to, by the names that `checkpoint.accept` takes."""
+    """What a checkpoint of this run is bound to besides its seed, by the names that `checkpoint.accept` takes."""
     found = {
         "model": model_identity(config.model),
         "tokenizer": tokenizer_identity(config.model),

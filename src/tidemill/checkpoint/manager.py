@@ -56,12 +56,13 @@ class CheckpointManager:
         grace: float,
         emit: Emit,
         patience: float = _PATIENCE,
+        fit: Callable[[RunState], RunState] = lambda state: state,
     ) -> None:
         """Raises CheckpointError when `folder` cannot be written to.
 
         `every` 0 saves the last step only. `mode` is `async` or `sync`, `on_failure` `stop` or `continue`. `identity`
         says what the run is about, by name; a checkpoint that says otherwise is refused unless the name is in
-        `accept`. `grace` is how many seconds `drain` waits for a save that is not the last step's.
+        `accept`: `fit` makes a restored state one to go on from. `drain` waits `grace` seconds, not for the last step.
         """
         self._folder = folder
         self._parts = _by_name([*stateful, RandomState()])
@@ -74,8 +75,7 @@ class CheckpointManager:
         self._identity = {**identity, "seed": str(seed)}
         self._attempt = attempt
         self._seed = seed
-        self._grace = grace
-        self._emit = emit
+        self._grace, self._emit, self._fit = grace, emit, fit
         self._restored_step = -1
         retention = {"keep_last": keep_last, "keep_every": keep_every}
         self._committer = Committer(
@@ -117,11 +117,24 @@ class CheckpointManager:
         fsync_folder(self._folder)
         self._prune(stored.state.step)
         self._restored_step = stored.state.step
+        self._tell_restored(stored)
         saved_by = stored.manifest.attempt
         self._emit(Notice(text=f"resuming from {stored.path.name} (saved by attempt {saved_by})"))
-        state = replace(stored.state, attempt=self._attempt, seed=self._seed)
+        state = self._fit(replace(stored.state, attempt=self._attempt, seed=self._seed))
         self._rehearse(state)
         return state
+
+    def _tell_restored(self, stored: StoredCheckpoint) -> None:
+        """A crash between rename and acknowledgement left no word of it: from here on somebody has told of it."""
+        self._emit(
+            CheckpointEvent(
+                time=time.time(),
+                status="restored",
+                step=stored.state.step,
+                path=str(stored.path),
+                bytes=stored.manifest.total_bytes,
+            )
+        )
 
     def save_if_due(self, state: RunState) -> None:
         """See Checkpointer. The last step is always due."""
@@ -135,8 +148,11 @@ class CheckpointManager:
     def save(self, state: RunState) -> None:
         """See Checkpointer. Its failure is raised, here or at `drain`, whatever the settings say.
 
-        Waits `grace` seconds for a save in flight.
+        Waits `grace` seconds for a save in flight; one of this very state that fails, and was allowed to, is made again.
         """
+        if state.step == self._writer.in_flight:
+            self._wait()
+            self._writer.surface()
         if self._is_saved(state):
             return
         asleep = self._trainer.resident() == Part.NONE
@@ -145,9 +161,12 @@ class CheckpointManager:
 
     def drain(self) -> None:
         """See Checkpointer. The last step's save may take as long as it makes progress, another one `grace` seconds."""
+        self._wait()
+        self._writer.surface()
+
+    def _wait(self) -> None:
         last = self._writer.in_flight == self._last_step
         self._writer.wait(float("inf") if last else self._grace)
-        self._writer.surface()
 
     def _is_saved(self, state: RunState) -> bool:
         return state.step in (self._writer.in_flight, self._writer.durable_step, self._restored_step)
@@ -199,10 +218,10 @@ class CheckpointManager:
                     f"cannot resume from {stored.path}: its {name} is {was}, this run's is {now}; go back to the "
                     f'former, start another run.dir, or accept the change with checkpoint.accept = ["{name}"]'
                 )
-        for name in sorted(set(stored.parts) - set(self._parts) - self._accept):
+        for name in sorted(set(stored.parts) - set(self._parts)):
             raise CheckpointError(
                 f"cannot resume from {stored.path}: it holds the state of {name}, which this run has not; configure "
-                f'it again, or accept its loss with checkpoint.accept = ["{name}"]'
+                "it again, or start another run.dir"
             )
 
 

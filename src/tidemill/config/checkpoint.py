@@ -7,7 +7,10 @@ from pydantic import Field
 from tidemill.config.base import Settings
 from tidemill.config.kinds import Interval, Names, Precision, Seconds
 
-__all__ = ["CheckpointSettings"]
+__all__ = ["BOUND_TO", "CheckpointSettings"]
+
+BOUND_TO = ("model", "tokenizer", "data", "algorithm", "warm_up", "seed")
+"""What a checkpoint is bound to: the names that `accept` takes."""
 
 
 class CheckpointSettings(Settings):
@@ -28,7 +31,8 @@ class CheckpointSettings(Settings):
     walk_back: bool = True
     """On resume, take the next older checkpoint when the newest is damaged; false refuses to start instead."""
     accept: Names = ()
-    """Changes since the checkpoint that a resume may accept, by name, for example `["data"]`; others are refused."""
+    """Changes since the checkpoint that a resume may accept, for example `["data"]`; others are refused. Names: model,
+    tokenizer, data, algorithm, warm_up, seed."""
     export: bool = True
     """Write a folder that `transformers` loads at the end of the run."""
     export_dtype: Precision = "auto"

@@ -4,6 +4,7 @@ A rule looks at values only, never at the disk, and yields what contradicts it. 
 `TRAINING_RULES` for a run that trains.
 """
 
+import difflib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from pydantic_core import PydanticCustomError
 
+from tidemill.config.checkpoint import BOUND_TO
 from tidemill.config.recorder import WandbSettings
 from tidemill.config.registry import sinks
 from tidemill.config.run import RunConfig
@@ -153,6 +155,16 @@ def kept_checkpoints_are_saved_ones(config: RunConfig) -> Iterator[Finding]:
         )
 
 
+def accepted_changes_are_known(config: RunConfig) -> Iterator[Finding]:
+    """A name that stands for nothing would accept nothing."""
+    for name in config.checkpoint.accept:
+        if name in BOUND_TO:
+            continue
+        close = difflib.get_close_matches(name.lower(), BOUND_TO, n=1)
+        meant = f'did you mean "{close[0]}"?' if close else f"the names are {', '.join(BOUND_TO)}"
+        yield Finding(("checkpoint.accept",), f'"{name}" is nothing that a checkpoint is bound to; {meant}')
+
+
 def a_constant_rate_has_no_end(config: RunConfig) -> Iterator[Finding]:
     """An option that would do nothing is refused."""
     schedules = {"trainer.schedule": config.trainer.schedule, "warm_up.schedule": config.warm_up.schedule}
@@ -237,6 +249,7 @@ TRAINING_RULES: tuple[Rule, ...] = (
     a_replay_needs_no_engine,
     a_replay_is_not_written_over,
     kept_checkpoints_are_saved_ones,
+    accepted_changes_are_known,
     a_constant_rate_has_no_end,
     a_budget_is_for_deciding,
     one_budget_serves_trainer_and_engine,

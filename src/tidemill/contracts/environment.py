@@ -46,3 +46,10 @@ class Data(Protocol):
         Raises DataError when the cursor's digest says that the data changed.
         """
         ...
+
+    def rebase(self, cursor: Cursor) -> Cursor:
+        """The cursor that `take` accepts in its place, for a change of data that the user accepted. Pure.
+
+        The cursor itself where the rows behind it are those that were consumed, else the start of the next epoch.
+        """
+        ...

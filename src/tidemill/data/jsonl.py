@@ -79,6 +79,12 @@ class JsonlData:
             position += len(indices)
         return taken, Cursor(epoch=epoch, position=position, digest=self._epoch(epoch).digest(position))
 
+    def rebase(self, cursor: Cursor) -> Cursor:
+        """The cursor itself where it fits this data, else the start of the next epoch. Pure."""
+        if self._fits(cursor):
+            return cursor
+        return Cursor(epoch=cursor.epoch + 1)
+
     def _order_of(self, epoch: int) -> EpochOrder:
         indices: Sequence[int] = range(len(self._ids))
         if self._shuffle:
@@ -87,13 +93,22 @@ class JsonlData:
 
     def _check(self, cursor: Cursor) -> None:
         where = f"epoch {cursor.epoch}, row {cursor.position}"
-        todo = "restore the file, seed and shuffle setting of the first start, or begin a new run"
-        if not 0 <= cursor.position <= len(self) or cursor.epoch < 0:
+        todo = (
+            "restore the file, seed and shuffle setting of the first start, begin a new run, or go on with the next "
+            'epoch of the new order: checkpoint.accept = ["data"] (["warm_up"] for demonstrations)'
+        )
+        if not self._reaches(cursor):
             raise DataError(f"cannot go on at {where} of {self.path}: it has {len(self)} usable rows now; {todo}")
-        if self._epoch(cursor.epoch).digest(cursor.position) != cursor.digest:
+        if not self._fits(cursor):
             raise DataError(
                 f"cannot go on at {where} of {self.path}: the rows before it are not those that were consumed; {todo}"
             )
+
+    def _reaches(self, cursor: Cursor) -> bool:
+        return cursor.epoch >= 0 and 0 <= cursor.position <= len(self)
+
+    def _fits(self, cursor: Cursor) -> bool:
+        return self._reaches(cursor) and self._epoch(cursor.epoch).digest(cursor.position) == cursor.digest
 
 
 def _tokenized(rows: Sequence[Row], tokenizer: Tokenizer, chat: str) -> tuple[list[Prompt], list[BadLine]]:

@@ -47,6 +47,21 @@ class DataSuite:
         prompts, _ = data.take(Cursor(), len(data))
         assert all(prompt.token_ids for prompt in prompts)
 
+    def test_a_cursor_that_fits_is_not_rebased(self, data: Data) -> None:
+        _, cursor = data.take(Cursor(), len(data) + 2)
+        for fitting in (Cursor(), cursor):
+            assert data.rebase(fitting) == fitting
+
+    def test_a_cursor_of_other_data_is_rebased_to_the_start_of_the_next_epoch(self, data: Data) -> None:
+        _, cursor = data.take(Cursor(), len(data) + 2)
+        for other in (
+            Cursor(epoch=cursor.epoch, position=cursor.position, digest="0" * 32),
+            Cursor(epoch=cursor.epoch, position=len(data) + 5, digest=cursor.digest),
+        ):
+            fitting = data.rebase(other)
+            assert (fitting.epoch, fitting.position) == (cursor.epoch + 1, 0)
+            data.take(fitting, 1)
+
     def test_a_cursor_of_other_data_is_refused(self, data: Data) -> None:
         _, cursor = data.take(Cursor(), 2)
         with pytest.raises(DataError):
