@@ -70,6 +70,15 @@ def test_a_run_that_was_stopped_counts_the_steps_that_it_recorded(tmp_path: Path
     assert figures(tmp_path)["steps"] == 3
 
 
+def test_a_checkpoint_counts_once_and_also_when_its_writer_died_before_it_said_so(tmp_path: Path) -> None:
+    record(tmp_path)
+    with (tmp_path / "events.jsonl").open("a") as file:
+        for step, status in ((2, "restored"), (4, "staged"), (4, "restored"), (4, "pruned"), (6, "failed")):
+            line = {"kind": "checkpoint", "step": step, "checkpoint_step": step, "status": status}
+            file.write(json.dumps(line, separators=(",", ":")) + "\n")
+    assert figures(tmp_path)["checkpoints"] == 2
+
+
 def test_lines_that_are_not_ours_change_no_figure(tmp_path: Path) -> None:
     record(tmp_path)
     wanted = figures(tmp_path)

@@ -1,5 +1,6 @@
 """Real processes, killed with SIGKILL at random moments and at named points, end as one that was never killed."""
 
+import json
 import os
 import random
 import signal
@@ -95,6 +96,8 @@ def test_a_run_killed_at_a_named_point_ends_as_one_never_killed(
     process.join(LIMIT)
     assert process.exitcode == 0, log.read_text()[-3000:]
     assert outcome(run) == whole[0]
+    counts = [json.loads((folder / "summary.json").read_text())["checkpoints"] for folder in (run, base / "whole")]
+    assert counts == [5, 5]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

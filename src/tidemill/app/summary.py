@@ -44,6 +44,7 @@ def is_finished(summary: Mapping[str, Any], *, steps: int, export: bool) -> bool
 def summarize(run: Path, *, steps: int, seconds: float, finished: bool, export: Path | None) -> dict[str, Any]:
     """The figures of the run in `run`, of which `steps` are known to be done, or as many as were recorded.
 
+    `checkpoints` counts the steps that were ever durable, pruned ones too: each that was said to be, or resumed from.
     `reward_first` and `reward_last` are means over the first and last 25 reinforcement steps; `sleeps` and `wakes` are
     the trainer's; `save_stall_seconds` is what saves cost the loop; `seconds` is the wall time of the last start;
     `peak_host_bytes` the most that its process held.
@@ -55,7 +56,7 @@ def summarize(run: Path, *, steps: int, seconds: float, finished: bool, export: 
     stalled = 0.0
     for line in select_lines(run / "events.jsonl", {"phase": None, "checkpoint": None}):
         name = line.get("name")
-        if line.get("status") == "durable":
+        if line.get("status") in ("durable", "restored"):
             saved |= set(_numbers([line], "checkpoint_step"))
         elif name in ("sleep", "wake_up") and line.get("owner") == "trainer":
             counts[name] += 1

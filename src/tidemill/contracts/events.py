@@ -56,7 +56,10 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointEvent:
-    """A checkpoint became `staged` (in host memory), `durable`, `pruned` or `failed`, at Unix time `time`."""
+    """A checkpoint became `staged` (in host memory), `durable`, `pruned` or `failed`, at Unix time `time`.
+
+    `restored` is said of one that a start goes on from: it is durable, even when its writer died before it said so.
+    """
 
     time: float
     status: str

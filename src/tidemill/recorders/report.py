@@ -24,6 +24,7 @@ from tidemill.units import format_bytes, format_seconds
 
 __all__ = ["render", "write_report"]
 
+_SAVED = ("durable", "restored")
 _SCRIPTS = ("draw.js", "curves.js", "stack.js", "tide.js", "samples.js", "main.js")
 
 
@@ -133,7 +134,7 @@ def _facts(numbers: Numbers, summary: dict[str, Any], saves: list[dict[str, Any]
         "eval_last": evals[-1] if evals else None,
         "reward_first": sum(rewards[:few]) / few if rewards else None,
         "reward_last": sum(rewards[-few:]) / few if rewards else None,
-        "checkpoints": len({save.get("checkpoint_step") for save in saves if save.get("status") == "durable"}),
+        "checkpoints": len({save.get("checkpoint_step") for save in saves if save.get("status") in _SAVED}),
     }
     known = derived | {name: value for name, value in summary.items() if number_of(value) is not None}
     value = {name: number_of(known.get(name)) for name in known}
