@@ -6,6 +6,7 @@ The next start ends as a run that nothing had happened to, or says what is in th
 import json
 import os
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -171,3 +172,17 @@ def test_a_budget_too_small_is_refused_before_the_first_supervised_step(base: Pa
     assert code == 2, text
     assert "raise residency.budget" in text
     assert not (run / "checkpoints").exists()
+
+
+def test_a_killed_run_ends_equal_with_everything_on_that_cuts_a_step_into_pieces(base: Path) -> None:
+    words = ["trainer.minibatches=2", "trainer.recompute=true", "trainer.tokens_per_micro_batch=16"]
+    words += ["trainer.dtype=bfloat16", "engine.dtype=bfloat16", "engine.max_batch=5", "checkpoint.mode=sync"]
+    words += ["trainer.schedule.kind=cosine", "trainer.schedule.warm_up_steps=2", "residency.page=64 KiB"]
+    one, two = base / "in pieces", base / "in pieces, killed"
+    assert ended(["run", str(recipe(base, one)), *words], base / "pieces.log")[0] == 0
+    process = start(["run", str(recipe(base, two)), *words], base / "pieces killed.log", "trainer.update=kill@15")
+    process.join(LIMIT)
+    assert process.exitcode == -signal.SIGKILL
+    code, text = ended(["run", str(recipe(base, two)), *words], base / "pieces killed.log")
+    assert code == 0, text
+    assert outcome(two) == outcome(one)
