@@ -19,6 +19,7 @@ from tidemill.cli.main import main
 from tidemill.config.checkpoint import BOUND_TO
 from tidemill.config.load import load
 from tidemill.contracts.sample import Group
+from tidemill.faults import armed
 from tidemill.rollout.dump import read_dump
 
 Command = Callable[..., tuple[int, dict[str, Any]]]
@@ -117,6 +118,19 @@ def test_training_on_the_dump_gives_the_weights_of_the_run_that_dumped(run: Path
     assert any("no engine is built" in notice["text"] for notice in notices)
 
 
+@pytest.mark.parametrize(
+    ("word", "answer"),
+    [("rollout.sampling.temperature=0.5", "set it to 1"), ("rollout.samples=6", "set rollout.samples = 4")],
+)
+def test_a_dump_that_was_made_otherwise_is_not_trained_on(
+    word: str, answer: str, run: Path, base: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replay = base / f"replay with {word}"
+    words = ["run", str(recipe(base, replay)), f"rollout.replay={run / 'rollouts'}", "rollout.dump=false", word]
+    assert main([*words, "eval.every=0", "--quiet"]) in (1, 2)
+    assert answer in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("words", [["residency.offload=never"], ["residency.offload=auto"], ["checkpoint.mode=sync"]])
 def test_who_sleeps_and_who_waits_changes_no_bit(run: Path, base: Path, words: list[str]) -> None:
     other = base / words[0]
@@ -134,6 +148,26 @@ def test_rollout_generates_and_scores_and_builds_no_trainer(base: Path, command:
     assert len(read_dump(Path(result["rollouts"])).groups) == 3
     assert not (base / "untouched").exists()
     assert main(words) == 2  # never over rollouts that are there
+
+
+def test_rollout_looks_for_a_place_to_write_before_it_generates(
+    base: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidemill.app.build.build_engine", lambda *_, **__: pytest.fail("an engine was built"))
+    for out in (base / "rows.jsonl", base / "rows.jsonl" / "below"):
+        assert main(["rollout", str(recipe(base, base / "untouched")), "--out", str(out)]) == 2
+        error = capsys.readouterr().err
+        assert f"cannot write rollouts to {out}" in error
+        assert error.rstrip().endswith("choose another --out")
+
+
+def test_rollouts_that_cannot_be_written_name_the_option_of_this_verb(
+    base: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["rollout", str(recipe(base, base / "untouched")), "--out", str(base / "full"), "--limit", "1"]
+    with armed("rollout.dump.write=disk-full"):
+        assert main(words) == 1
+    assert "free the disk or choose another --out" in capsys.readouterr().err
 
 
 def test_rollout_prints_what_a_person_wants_to_see(base: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,15 +3,20 @@ from pathlib import Path
 import numpy as np
 
 from tidemill.contracts.batch import Batch
+from tidemill.contracts.engine import Sampling
 from tidemill.contracts.events import Learned
 from tidemill.recorders.dump import DumpSink
 from tidemill.rollout.dump import dumped_steps, read_dump
 from tidemill.testing.suites.recorder import HOSTILE, SinkSuite, scored_group
 
 
+def sink_into(folder: Path) -> DumpSink:
+    return DumpSink(folder=folder, sampling=Sampling(max_new_tokens=2, temperature=0.6))
+
+
 class TestDumpSink(SinkSuite):
     def make(self, run: Path) -> DumpSink:
-        return DumpSink(folder=run / "rollouts")
+        return sink_into(run / "rollouts")
 
 
 def learned(text: str) -> Learned:
@@ -28,7 +33,7 @@ def learned(text: str) -> Learned:
 
 
 def test_what_was_learned_from_comes_back_whole_with_its_advantages(tmp_path: Path) -> None:
-    sink = DumpSink(folder=tmp_path)
+    sink = sink_into(tmp_path)
     sink.resume(0, {})
     event = learned(HOSTILE)
     sink.write(12, event)
@@ -36,12 +41,13 @@ def test_what_was_learned_from_comes_back_whole_with_its_advantages(tmp_path: Pa
     assert path.name == "step-00000012.jsonl"
     found = read_dump(path)
     assert found.groups == tuple(event.groups)
+    assert found.sampling == {"temperature": 0.6, "top_p": 1.0, "top_k": 0.0}
     first, second = event.groups[0].trajectories
     assert found.advantages == {first.id: 1.0, second.id: -1.0}
 
 
 def test_a_step_done_again_after_a_resume_replaces_its_file(tmp_path: Path) -> None:
-    sink = DumpSink(folder=tmp_path)
+    sink = sink_into(tmp_path)
     for text in ("first", "again"):
         sink.resume(12, {})
         sink.write(12, learned(text))
@@ -50,6 +56,6 @@ def test_a_step_done_again_after_a_resume_replaces_its_file(tmp_path: Path) -> N
 
 
 def test_a_supervised_step_leaves_no_file(tmp_path: Path) -> None:
-    sink = DumpSink(folder=tmp_path)
+    sink = sink_into(tmp_path)
     sink.write(0, Learned(groups=[], batch=learned("x").batch))
     assert not list(tmp_path.iterdir())

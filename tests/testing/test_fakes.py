@@ -2,12 +2,13 @@
 
 import pytest
 
+from tidemill.contracts.engine import Request, Sampling
 from tidemill.contracts.footprint import Part
-from tidemill.contracts.state import Cursor
+from tidemill.contracts.state import Cursor, PolicyVersion
 from tidemill.errors import ResidencyError
 from tidemill.testing.fakes.device import FakeGate, FakeTenant
 from tidemill.testing.fakes.meaning import FakeData
-from tidemill.testing.fakes.policy import FakeTrainer
+from tidemill.testing.fakes.policy import FakeEngine, FakeTrainer
 from tidemill.testing.suites.tenant import TenantSuite
 
 
@@ -28,6 +29,20 @@ def test_a_closed_gate_names_tenant_and_operation() -> None:
     gate.check(Part.WEIGHTS, "step")
     with pytest.raises(ResidencyError, match="trainer cannot step without a lease for weights, optimizer"):
         gate.check(Part.WEIGHTS | Part.OPTIMIZER, "step") if gate.close(Part.WEIGHTS) is None else None
+
+
+def test_a_fake_engine_answers_from_the_weights_that_a_fake_trainer_begins_with() -> None:
+    engine, trainer, twin = FakeEngine(), FakeTrainer(), FakeEngine()
+    for tenant in (engine, trainer, twin):
+        tenant.wake_up(Part.ALL)
+        tenant.gate.open(Part.ALL)
+    engine.load_pretrained(PolicyVersion(1, 0))
+    twin.begin_update()
+    twin.load_weights(trainer.named_weights())
+    twin.publish(PolicyVersion(1, 0))
+    asked = [Request(key="0:0#0", token_ids=(1,))]
+    sampling = Sampling(max_new_tokens=4)
+    assert engine.generate(asked, sampling) == twin.generate(asked, sampling)
 
 
 def test_fake_data_crosses_epochs_without_a_gap() -> None:

@@ -124,7 +124,12 @@ def _engine(config: RunConfig, place: Place, device: str, emit: Emit) -> tuple[R
 
 def _rollout(config: RunConfig, environment: Environment, reward: Reward, emit: Emit) -> Rollout:
     if config.rollout.replay is not None:
-        return ReplayRollout(config.rollout.replay, emit=emit)
+        return ReplayRollout(
+            config.rollout.replay,
+            sampling=build.train_sampling(config),
+            samples=config.rollout.samples,
+            emit=emit,
+        )
     return RolloutCollector(
         environment=environment,
         reward=reward,

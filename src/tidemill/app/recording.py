@@ -4,6 +4,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from tidemill.app.build import train_sampling
 from tidemill.app.run_folder import RunFolder
 from tidemill.config.recorder import RichSettings, SinkSettings, TensorboardSettings, WandbSettings
 from tidemill.config.registry import implementation, sinks
@@ -22,7 +23,7 @@ def build_recorder(config: RunConfig, folder: RunFolder, *, quiet: bool, setting
     kept: list[Sink] = []
     live: list[Sink] = []
     if config.rollout.dump:
-        essential.append(DumpSink(folder=folder.rollouts))
+        essential.append(DumpSink(folder=folder.rollouts, sampling=train_sampling(config)))
     for chosen in sinks(config.recorder).values():
         if isinstance(chosen, RichSettings):
             # Python has no stderr when it was started with that descriptor closed.

@@ -1,9 +1,10 @@
 """Generate and score answers with a model as it is: no trainer, no checkpoint, no run folder."""
 
 import contextlib
+import os
 import sys
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from tidemill.app import build
 from tidemill.app.assemble import chosen_device, prepare_torch
@@ -22,7 +23,7 @@ from tidemill.rollout.collect import RolloutCollector
 from tidemill.rollout.dump import RolloutDump
 from tidemill.rollout.metrics import rollout_metrics
 
-__all__ = ["generate_and_score"]
+__all__ = ["check_out", "generate_and_score"]
 
 SKIPPED = "no trainer is built: nothing is trained, evaluated, saved or exported, and run.dir is not touched"
 
@@ -30,11 +31,10 @@ SKIPPED = "no trainer is built: nothing is trained, evaluated, saved or exported
 def generate_and_score(loaded: Loaded, *, out: Path, limit: int, quiet: bool) -> dict[str, Any]:
     """`rollout.samples` answers to each of the first `limit` prompts (0 for all), dumped into `out`; their numbers.
 
-    Raises ConfigError when `out` holds rollouts already.
+    Raises ConfigError, before anything is generated, when `out` holds rollouts already or cannot be written to.
     """
     config = loaded.config
-    if out.exists() and any(out.glob("step-*.jsonl")):
-        raise ConfigError(f"cannot write rollouts to {out}: it holds some already; choose another --out")
+    check_out(out)
     console: list[Sink] = [] if quiet else [RichSink(steps=1, warm_up_steps=0, stream=sys.stderr)]
     recorder = Fanout(sinks=[], live=console)
     prepare_torch(config)
@@ -52,12 +52,13 @@ def generate_and_score(loaded: Loaded, *, out: Path, limit: int, quiet: bool) ->
             samples=config.rollout.samples,
             emit=recorder.emit,
         )
-        engine = cast(Any, build.build_engine(config, device=chosen_device(config), emit=recorder.emit))
+        engine = build.build_engine(config, device=chosen_device(config), emit=recorder.emit)
         residency = LeaseManager(budget=NO_LIMIT, emit=recorder.emit, deadline=config.residency.deadline)
         with residency.awake(engine, Part.ALL):
             engine.load_pretrained(PolicyVersion(0, 0))
             groups = collector.collect(engine, prompts)
-    path = RolloutDump(out).write(0, groups)
+    dump = RolloutDump(out, sampling=build.train_sampling(config), otherwise="choose another --out")
+    path = dump.write(0, groups)
     best = max((t for g in groups for t in g.trajectories), key=lambda t: -1.0 if t.reward is None else t.reward)
     return {
         "rollouts": str(path),
@@ -66,3 +67,17 @@ def generate_and_score(loaded: Loaded, *, out: Path, limit: int, quiet: bool) ->
         **rollout_metrics(groups),
         "best": {"id": best.id, "prompt": best.prompt.text, "answer": best.text, "reward": best.reward},
     }
+
+
+def check_out(out: Path) -> None:
+    """Make the folder and try to write into it. Raises ConfigError when that fails, or it holds rollouts already."""
+    probe = out / f".probe-{os.getpid()}"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"")
+        probe.unlink()
+        taken = any(out.glob("step-*.jsonl"))
+    except OSError as error:
+        raise ConfigError(f"cannot write rollouts to {out}: {error.strerror or error}; choose another --out") from error
+    if taken:
+        raise ConfigError(f"cannot write rollouts to {out}: it holds some already; choose another --out")

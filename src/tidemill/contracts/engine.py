@@ -57,6 +57,13 @@ Generate = Callable[[Sequence[Request]], list[Completion]]
 class RolloutEngine(WeightReceiver, Protocol):
     """`generate` needs the lease for everything; the weight methods need `Part.WEIGHTS`."""
 
+    def load_pretrained(self, version: PolicyVersion) -> None:
+        """Hold the weights of the model folder itself as `version`: a whole update without a trainer.
+
+        Raises DataError when the folder has no such weights, and as `load_weights` and `publish` do.
+        """
+        ...
+
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         """Completions in the order of the requests.
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tidemill.contracts.engine import Sampling
 from tidemill.contracts.events import Event, Learned
 from tidemill.rollout.dump import RolloutDump
 
@@ -11,12 +12,15 @@ __all__ = ["DumpSink"]
 
 
 class DumpSink:
-    """Implements `Sink` for `rollout.dump = true`. A step that is done again after a resume is written again, equal."""
+    """Implements `Sink` for `rollout.dump = true`. A step that is done again after a resume is written again, equal.
+
+    `sampling` is how the answers of the run are sampled.
+    """
 
     name = "dump"
 
-    def __init__(self, *, folder: Path) -> None:
-        self._dump = RolloutDump(folder)
+    def __init__(self, *, folder: Path, sampling: Sampling) -> None:
+        self._dump = RolloutDump(folder, sampling=sampling, otherwise="set rollout.dump = false")
 
     def write(self, step: int, event: Event) -> None:
         """Keep what was learned from, with its advantages."""

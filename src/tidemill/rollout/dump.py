@@ -2,7 +2,8 @@
 
 One line a trajectory, prompt included, in the order of the groups. Numbers are written so that they are read back
 equal, bit for bit; text is written in ASCII escapes, so that no text, half a surrogate pair included, can break a line
-or an encoding. A file appears whole or not at all, and a step that is run again replaces its file.
+or an encoding. A file appears whole or not at all, and a step that is run again replaces its file. Every
+line says from what distribution was sampled: log-probs mean nothing without it.
 """
 
 import contextlib
@@ -15,43 +16,61 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from tidemill.contracts.engine import Sampling
 from tidemill.contracts.sample import Group, Prompt, Score, ScoreStatus, StopReason, Trajectory
 from tidemill.contracts.state import PolicyVersion
 from tidemill.errors import DataError, TidemillError
 from tidemill.faults import point
 
-__all__ = ["DumpedStep", "RolloutDump", "dumped_steps", "read_dump"]
+__all__ = ["DumpedStep", "RolloutDump", "distribution", "dumped_steps", "read_dump"]
 
-_FORMAT = 1
+_FORMAT = 2
 _NAME = re.compile(r"step-(\d{8,})\.jsonl")
 _NON_FINITE = {"nan", "inf", "-inf"}
+_NO_ADVANTAGES: Mapping[str, float] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class DumpedStep:
-    """What was written of one step. `advantages` by trajectory id, for those that had one."""
+    """What was written of one step. `advantages` by trajectory id, for those that had one.
+
+    `sampling` is what `distribution` says of it; empty when no answer was written.
+    """
 
     step: int
     groups: tuple[Group, ...]
     advantages: Mapping[str, float]
+    sampling: Mapping[str, float]
+
+
+def distribution(sampling: Sampling) -> dict[str, float]:
+    """What of it determines the log-prob of a token, by the names of `rollout.sampling`."""
+    return {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
 
 
 class RolloutDump:
-    """Writes `step-00000012.jsonl` files into a folder, which is made when the first is written."""
+    """Writes `step-00000012.jsonl` files into a folder, which is made when the first is written.
 
-    def __init__(self, folder: Path) -> None:
+    `sampling` is how the answers were sampled; `otherwise` is what to do when they cannot be written, for the message.
+    """
+
+    def __init__(self, folder: Path, *, sampling: Sampling, otherwise: str) -> None:
         self.folder = Path(folder)
+        self._sampling = distribution(sampling)
+        self._otherwise = otherwise
 
-    def write(self, step: int, groups: Sequence[Group], advantages: Mapping[str, float] | None = None) -> Path:
-        """Write a step's groups; returns the file. Writing it again replaces it.
+    def write(self, step: int, groups: Sequence[Group], advantages: Mapping[str, float] = _NO_ADVANTAGES) -> Path:
+        """Write a step's groups; returns the file, which is the caller's to fsync. Writing it again replaces it.
 
         Raises TidemillError when it cannot be written: nothing is left behind then.
         """
-        given = advantages or {}
+        members = [member for group in groups for member in group.trajectories]
+        for member in members:
+            self._check_that_all_is_kept(member)
+        common = {"format": _FORMAT, "step": step, "sampling": self._sampling}
         lines = [
-            json.dumps(_to_json(step, member, given), ensure_ascii=True, allow_nan=False)
-            for group in groups
-            for member in group.trajectories
+            json.dumps({**common, **_to_json(member, advantages)}, ensure_ascii=True, allow_nan=False)
+            for member in members
         ]
         path = self.folder / f"step-{step:08d}.jsonl"
         temporary = path.with_suffix(".tmp")
@@ -64,10 +83,16 @@ class RolloutDump:
             with contextlib.suppress(OSError):  # the first error is the one to tell
                 temporary.unlink()
             raise TidemillError(
-                f"cannot write rollouts of step {step} to {path}: {error.strerror}; free the disk or set "
-                "rollout.dump = false"
+                f"cannot write rollouts of step {step} to {path}: {error.strerror}; free the disk or {self._otherwise}"
             ) from error
         return path
+
+    def _check_that_all_is_kept(self, member: Trajectory) -> None:
+        if member.routed_experts is not None or member.multimodal is not None:
+            raise TidemillError(
+                f"cannot dump {member.id}: it carries routed experts or multimodal inputs, which dumps do not keep; "
+                f"{self._otherwise}"
+            )
 
 
 def dumped_steps(folder: Path) -> list[Path]:
@@ -86,11 +111,13 @@ def read_dump(path: Path) -> DumpedStep:
     step = -1
     members: list[Trajectory] = []
     advantages: dict[str, float] = {}
+    sampling: dict[str, float] = {}
     for number, line in _lines(path):
         try:
             value = json.loads(line)
             step = _step(value)
             member = _from_json(value)
+            sampling = {name: float(number) for name, number in value["sampling"].items()}
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"cannot read rollouts at {path}:{number}: {error}; dump them again") from error
         members.append(member)
@@ -101,7 +128,7 @@ def read_dump(path: Path) -> DumpedStep:
         for _, group in groupby(members, key=lambda member: member.prompt.key)
         if (same := list(group))
     )
-    return DumpedStep(step=step, groups=groups, advantages=advantages)
+    return DumpedStep(step=step, groups=groups, advantages=advantages, sampling=sampling)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -118,15 +145,8 @@ def _step(value: Any) -> int:
     return int(value["step"])
 
 
-def _to_json(step: int, member: Trajectory, advantages: Mapping[str, float]) -> dict[str, Any]:
-    if member.routed_experts is not None or member.multimodal is not None:
-        raise TidemillError(
-            f"cannot dump {member.id}: it carries routed experts or multimodal inputs, which dumps do not keep; "
-            "set rollout.dump = false"
-        )
+def _to_json(member: Trajectory, advantages: Mapping[str, float]) -> dict[str, Any]:
     return {
-        "format": _FORMAT,
-        "step": step,
         "id": member.id,
         "prompt": {
             "id": member.prompt.id,

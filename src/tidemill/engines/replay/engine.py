@@ -58,6 +58,13 @@ class ReplayEngine:
     def publish(self, version: PolicyVersion) -> None:
         """Nobody asks for it."""
 
+    def load_pretrained(self, version: PolicyVersion) -> None:
+        """Raises EngineError: a replay has no model."""
+        raise EngineError(
+            f"cannot load the model's own weights as version {version}: this run replays dumped rollouts and built no "
+            "engine; unset rollout.replay to generate"
+        )
+
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         """Raises EngineError: a replay generates nothing."""
         raise EngineError(

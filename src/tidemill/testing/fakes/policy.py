@@ -85,6 +85,9 @@ class FakeTrainer(FakeTenant):
             self.device[name] = np.frombuffer(tensor.data, dtype=np.float64).reshape(tensor.shape).copy()
         self.phase, self.updates = saved.extra["phase"], saved.extra["updates"]
 
+    def close(self) -> None:
+        """Nothing is held."""
+
     def named_weights(self) -> "Iterator[tuple[str, Tensor]]":
         """The weights; the fake sync knows that they are numpy's."""
         self.gate.check(Part.WEIGHTS, "hand out weights")
@@ -130,6 +133,12 @@ class FakeEngine(FakeTenant):
         if version < self.newest:
             raise WeightSyncError(f"cannot publish version {version}: the engine held {self.newest} before")
         self.version = self.newest = version
+
+    def load_pretrained(self, version: PolicyVersion) -> None:
+        """The zeros that a trainer begins with."""
+        self.begin_update()
+        self.load_weights([("w", np.zeros(SIZE))])  # type: ignore[list-item]
+        self.publish(version)
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         """Four tokens an answer."""

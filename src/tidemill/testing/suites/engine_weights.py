@@ -41,6 +41,21 @@ class EngineWeightsSuite(EngineCase):
             assert answer.logprobs == pytest.approx(expected, abs=self.tolerance)
             assert answer.version == PolicyVersion(1, 1)
 
+    def test_the_folders_own_weights_are_a_whole_update(
+        self, make_engine: MakeEngine, folder: Path, model: Any
+    ) -> None:
+        engine = make_engine(folder)
+        open_awake(engine)
+        engine.load_pretrained(self.version)
+        assert engine.version == self.version
+        for request, answer in self.answers(engine, Sampling(max_new_tokens=8)):
+            expected = reference_logprobs(model, request.token_ids, answer.token_ids, 1.0)
+            assert answer.logprobs == pytest.approx(expected, abs=self.tolerance)
+        hand_over(engine, weights_of(model), PolicyVersion(2, 5))
+        with pytest.raises(WeightSyncError, match="never go back"):
+            engine.load_pretrained(self.version)
+        self.refuses(engine, WeightSyncError)
+
     def test_an_engine_without_a_lease_refuses_everything(self, make_engine: MakeEngine, folder: Path) -> None:
         engine = make_engine(folder)
         calls: list[Callable[[], object]] = [
@@ -49,6 +64,7 @@ class EngineWeightsSuite(EngineCase):
             lambda: engine.load_weights([]),
             engine.weight_checksums,
             lambda: engine.publish(self.version),
+            lambda: engine.load_pretrained(self.version),
         ]
         for call in calls:
             with pytest.raises(ResidencyError, match="engine"):
