@@ -7,6 +7,7 @@ import pytest
 
 from tidemill.app.run_folder import RunFolder
 from tidemill.errors import ConfigError
+from tidemill.faults import armed
 
 
 def test_a_fresh_start_moves_everything_aside_and_overwrites_nothing(tmp_path: Path) -> None:
@@ -50,8 +51,19 @@ def test_a_summary_that_cannot_be_written_leaves_the_earlier_one_and_nothing_els
     folder.write_summary({"steps": 3})
     with pytest.raises(ValueError, match="JSON"):
         folder.write_summary({"steps": float("nan")})
-    folder.summary.with_suffix(".tmp").symlink_to("/dev/full")
-    with pytest.raises(OSError, match="No space left"):
+    with armed("run-folder.write=disk-full"), pytest.raises(OSError, match="No space left"):
         folder.write_summary({"steps": 4})
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
     assert json.loads(folder.summary.read_text()) == {"steps": 3}
+
+
+def test_what_a_run_folder_gets_survives_a_power_cut(tmp_path: Path, synced: list[Path]) -> None:
+    folder = RunFolder(tmp_path / "runs" / "first")
+    assert synced == [tmp_path, tmp_path / "runs"]
+    synced.clear()
+    folder.write_manifest(settings={}, attempt=1, command=[], device="cpu")
+    folder.write_summary({"steps": 3})
+    assert synced == [folder.root / "manifest.tmp", folder.root, folder.root / "summary.tmp", folder.root]
+    synced.clear()
+    aside = folder.set_aside()
+    assert synced == [folder.root, aside, folder.root]

@@ -150,6 +150,16 @@ def test_each_way_to_end_has_its_exit_code(
         assert code == 141 or (written.startswith("tidemill: ") and str(ending) in written)
 
 
+def test_what_went_wrong_besides_is_said_after_the_error(
+    verb: Callable[..., Verb], capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = EngineError("cannot generate")
+    error.add_note("and then: the disk is full")
+    verb("report", error)
+    assert main(["report", "runs/first"]) == 1
+    assert capsys.readouterr().err == "tidemill: cannot generate\n  and then: the disk is full\n"
+
+
 def test_what_a_verb_returns_is_the_exit_code(verb: Callable[..., Verb]) -> None:
     verb("ckpt", 1)
     assert main(["ckpt", "verify", "runs/first"]) == 1

@@ -103,3 +103,11 @@ def test_nothing_is_read_with_pickle_or_evaluated() -> None:
                 assert node.func.id not in {"eval", "exec"}, f"{path}:{node.lineno}"
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "load":
                 assert ast.unparse(node.func) != "torch.load", f"{path}:{node.lineno}"
+
+
+def test_no_attribute_is_looked_up_with_a_default() -> None:
+    """A thing has an attribute or has not; who does not know which has not decided at the edge."""
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
+                assert len(node.args) < 3, f"{path}:{node.lineno}"

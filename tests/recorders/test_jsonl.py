@@ -157,3 +157,11 @@ def test_a_line_about_a_checkpoint_that_does_not_say_which_goes(tmp_path: Path) 
     (tmp_path / "events.jsonl").write_bytes(garbled + whole)
     JsonlSink(run=tmp_path).resume(2, {})
     assert (tmp_path / "events.jsonl").read_bytes() == whole
+
+
+def test_the_names_of_the_files_survive_a_power_cut(tmp_path: Path, synced: list[Path]) -> None:
+    sink = JsonlSink(run=tmp_path / "run")
+    sink.resume(0, {})
+    assert synced == [tmp_path, tmp_path / "run"]
+    assert len(list((tmp_path / "run").iterdir())) == 3
+    sink.close()

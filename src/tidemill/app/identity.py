@@ -1,12 +1,15 @@
 """What a checkpoint belongs to: hashes of base model, tokenizer and data, so that a run resumes only what it began."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import xxhash
 
-__all__ = ["model_identity", "tokenizer_identity"]
+from tidemill.config.run import RunConfig
+from tidemill.data.fingerprint import fingerprint
+
+__all__ = ["model_identity", "run_identity", "tokenizer_identity"]
 
 _SAMPLE = 1 << 20
 _TOKENIZER_FILES = (
@@ -19,6 +22,21 @@ _TOKENIZER_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
 )
+
+
+def run_identity(config: RunConfig) -> Mapping[str, str]:
+    """What a checkpoint of this run is bound to, by the names that `checkpoint.accept` takes."""
+    found = {
+        "model": model_identity(config.model),
+        "tokenizer": tokenizer_identity(config.model),
+        "data": fingerprint(config.data.prompts),
+        "algorithm": config.algorithm.use,
+        "warm_up": "none",
+        "seed": str(config.run.seed),
+    }
+    if config.warm_up.data is not None and config.warm_up.steps:
+        found["warm_up"] = f"{config.warm_up.steps} steps of {fingerprint(config.warm_up.data)}"
+    return found
 
 
 def model_identity(folder: Path) -> str:

@@ -5,22 +5,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tidemill.app import export
 from tidemill.app.assemble import assembled, chosen_device
+from tidemill.app.identity import run_identity
 from tidemill.app.recording import build_recorder
-from tidemill.app.run_folder import RunFolder, read_json
+from tidemill.app.run_folder import RunFolder
 from tidemill.app.signals import Signals
 from tidemill.app.summary import is_finished, summarize
 from tidemill.checkpoint.attempts import next_attempt
-from tidemill.checkpoint.export import export_model
+from tidemill.checkpoint.identity import check_newest
 from tidemill.checkpoint.lock import RunLock
 from tidemill.config.load import Loaded
 from tidemill.config.run import RunConfig
 from tidemill.contracts.events import Notice
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.parts import Parts
-from tidemill.contracts.recorder import Recorder
 from tidemill.errors import TidemillError
 from tidemill.loops import sync
+from tidemill.recorders.page.source import read_json
 from tidemill.recorders.report import write_report
 from tidemill.units import format_bytes
 
@@ -40,6 +42,7 @@ def run(loaded: Loaded, *, fresh: bool, quiet: bool, command: Sequence[str]) -> 
             folder.set_aside()
         earlier = read_json(folder.summary)
         if is_finished(earlier, steps=config.steps, export=config.checkpoint.export):
+            check_newest(folder.checkpoints, run_identity(config), accept=config.checkpoint.accept)
             told(folder, earlier)  # the start that finished may have died before its page was written
             return {**earlier, "already_finished": True}
         attempt = next_attempt(folder.root)
@@ -51,9 +54,12 @@ def run(loaded: Loaded, *, fresh: bool, quiet: bool, command: Sequence[str]) -> 
         try:
             with assembled(loaded, folder=folder, attempt=attempt, recorder=recorder, stop=stop) as parts:
                 recorder.emit(Notice(text=header(config, parts, device)))
+                export.rehearse(config, folder, parts)
                 state = sync.run(parts, steps=config.steps)
                 outcome.steps = state.step
-                outcome.export = exported(config, folder, parts, recorder, step=state.step)
+                if state.step > config.steps:
+                    recorder.emit(Notice(text=past_the_end(state.step, config.steps), level="warning"))
+                outcome.export = export.exported(config, folder, parts, step=state.step)
             recorder.check()
         except BaseException as error:
             recorder.close()
@@ -114,6 +120,11 @@ def with_origins(loaded: Loaded) -> dict[str, Any]:
     return found
 
 
+def past_the_end(step: int, steps: int) -> str:
+    """What a run says that has less to do than it has done."""
+    return f"the checkpoint is at step {step}, past steps = {steps}: nothing is left to train"
+
+
 def header(config: RunConfig, parts: Parts, device: str) -> str:
     """What runs, in a sentence."""
     trainer, engine = parts.trainer.footprint(Part.ALL), parts.engine.footprint(Part.ALL)
@@ -121,28 +132,3 @@ def header(config: RunConfig, parts: Parts, device: str) -> str:
         f"{config.model.name} on {device}: {config.steps} steps, trainer {format_bytes(trainer)}, "
         f"engine {format_bytes(engine)}, run folder {config.run.dir}"
     )
-
-
-def exported(config: RunConfig, folder: RunFolder, parts: Parts, recorder: Recorder, *, step: int) -> Path | None:
-    """The model of `step`, which the trainer holds, as a Hugging Face folder written from the trainer's host copy."""
-    if not config.checkpoint.export:
-        return None
-    target = folder.export / f"step-{step:08d}"
-    if target.exists():
-        return target
-    with parts.residency.awake(parts.trainer):
-        snapshot = parts.trainer.snapshot()
-    try:
-        prefix = "model/"
-        weights: Mapping[str, Any] = {
-            name.removeprefix(prefix): tensor for name, tensor in snapshot.tensors.items() if name.startswith(prefix)
-        }
-        return export_model(
-            weights=weights,
-            base=config.model,
-            target=target,
-            dtype=config.checkpoint.export_dtype,
-            emit=recorder.emit,
-        )
-    finally:
-        snapshot.release()

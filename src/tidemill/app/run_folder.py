@@ -2,36 +2,30 @@
 
 import json
 import os
-import platform
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from tidemill.checkpoint.durable import fsync_folder, make_folder, replace_durably
+from tidemill.checkpoint.manifest import library_versions
 from tidemill.errors import ConfigError
+from tidemill.recorders.page.source import read_json
 
-__all__ = ["RunFolder", "library_versions"]
+__all__ = ["RunFolder"]
 
-_LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
 _KEPT = ("lock", "attempt")
 
 
-def library_versions() -> dict[str, str]:
-    """Versions of Python, Tidemill and the libraries whose numbers a run depends on."""
-    found = {"python": platform.python_version(), "tidemill": metadata.version("tidemill")}
-    return found | {name: metadata.version(name) for name in _LIBRARIES}
-
-
 class RunFolder:
-    """Paths of one run. Making it creates the folder. Raises ConfigError when nothing can be written there."""
+    """Paths of one run. Making it creates the folder, durably. Raises ConfigError when nothing can be written there."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         probe = root / f".probe-{os.getpid()}"
         try:
-            root.mkdir(parents=True, exist_ok=True)
+            make_folder(root)
             probe.write_bytes(b"")
             probe.unlink()
         except OSError as error:
@@ -53,9 +47,12 @@ class RunFolder:
         while (self.root / f"aside-{number}").exists():
             number += 1
         target = self.root / f"aside-{number}"
-        target.mkdir()
+        make_folder(target)
         for path in earlier:
             path.rename(target / path.name)
+        # The new names first: a power cut may leave a thing in both places, never in none.
+        fsync_folder(target)
+        fsync_folder(self.root)
         return target
 
     def write_manifest(self, *, settings: Mapping[str, Any], attempt: int, command: Sequence[str], device: str) -> None:
@@ -81,19 +78,5 @@ class RunFolder:
         self._write(self.summary, values)
 
     def _write(self, path: Path, values: Mapping[str, Any]) -> None:
-        temporary = path.with_suffix(".tmp")  # the lock's holder is the only writer, and clears what a killed one left
-        try:
-            temporary.write_text(json.dumps(values, indent=1, allow_nan=False, default=str) + "\n", encoding="utf-8")
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty when there is none, or none that can be read."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        text = json.dumps(values, indent=1, allow_nan=False, default=str) + "\n"
+        replace_durably(path, text.encode(), faults="run-folder")

@@ -7,7 +7,17 @@ from pathlib import Path
 
 from tidemill.faults import point
 
-__all__ = ["free_bytes", "fsync_folder", "is_full", "remove_tree", "write_all", "write_durably"]
+__all__ = [
+    "free_bytes",
+    "fsync_file",
+    "fsync_folder",
+    "is_full",
+    "make_folder",
+    "remove_tree",
+    "replace_durably",
+    "write_all",
+    "write_durably",
+]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -23,6 +33,15 @@ def free_bytes(folder: Path) -> int:
     return stat.f_bavail * stat.f_frsize
 
 
+def fsync_file(path: Path) -> None:
+    """Make what was written to `path` durable; its name is the folder's matter."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def fsync_folder(folder: Path) -> None:
     """Make the names in `folder` durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -34,6 +53,14 @@ def fsync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def make_folder(folder: Path) -> None:
+    """Create `folder` and what is missing above it, durably; one that is there already is fine."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in reversed(missing):
+        fsync_folder(path.parent)
 
 
 def write_all(descriptor: int, data: bytes | memoryview) -> None:
@@ -56,6 +83,23 @@ def write_durably(path: Path, data: bytes, *, fault: str, fsync_fault: str) -> N
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def replace_durably(path: Path, data: bytes, *, faults: str) -> None:
+    """Give `path` the content `data`: a crash leaves the old or the new one, an exception the old one.
+
+    For one writer at a time: what a killed one left beside it is cleared. Passes the fault points `<faults>.write` and
+    `<faults>.fsync`.
+    """
+    temporary = path.with_suffix(".tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        write_durably(temporary, data, fault=f"{faults}.write", fsync_fault=f"{faults}.fsync")
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    fsync_folder(path.parent)
 
 
 def remove_tree(folder: Path) -> None:

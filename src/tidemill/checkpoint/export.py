@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tidemill.checkpoint.base_model import DTYPES, BaseModel, read_base_model
-from tidemill.checkpoint.durable import free_bytes, fsync_folder, is_full, remove_tree, write_durably
-from tidemill.checkpoint.safetensors_file import flat, write_tensors
+from tidemill.checkpoint.durable import free_bytes, fsync_folder, is_full, make_folder, remove_tree, write_durably
+from tidemill.checkpoint.safetensors_file import TensorFile, flat, write_tensors
 from tidemill.checkpoint.safetensors_header import ITEM_BYTES, lay_out
 from tidemill.contracts.checkpoint import TensorBytes
 from tidemill.contracts.events import Emit, Notice, Progress
@@ -19,7 +19,7 @@ from tidemill.errors import CheckpointError
 from tidemill.faults import point
 from tidemill.units import format_bytes
 
-__all__ = ["export_model"]
+__all__ = ["export_model", "is_export_of", "rehearse_export"]
 
 SHARD_BYTES = 5_000_000_000
 _MARGIN = 1 << 20
@@ -43,14 +43,13 @@ def export_model(
     """
     _check_target(target)
     model = read_base_model(base)
-    chosen = model.dtype if dtype == "auto" else dtype
-    if chosen not in DTYPES:
-        raise CheckpointError(f"cannot export as {dtype!r}: use auto, {', '.join(DTYPES)}")
-    specs = _specs(weights, model, DTYPES[chosen])
+    chosen = _chosen(dtype, model)
+    _check_tied(weights, model)
+    specs = _specs({name: (held.dtype, held.shape) for name, held in weights.items()}, model, DTYPES[chosen])
     shards = _shards(specs, shard_bytes)
     work = target.with_name(f".{target.name}.tidemill-export")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(target.parent)
         remove_tree(work)
         _check_room(target, specs, model)
         point("export.mkdir")
@@ -91,12 +90,70 @@ def _check_room(target: Path, specs: _Specs, model: BaseModel) -> None:
         )
 
 
-def _specs(weights: Mapping[str, TensorBytes], model: BaseModel, dtype: str) -> _Specs:
-    """Dtype and shape of each tensor to write, in the model's order. Raises CheckpointError on any disagreement."""
+def rehearse_export(
+    *, weights: Mapping[str, tuple[str, tuple[int, ...]]], base: Path, parent: Path, dtype: str
+) -> None:
+    """Try all of an export into a new folder in `parent` but the writing of tensors, whose dtypes and shapes suffice.
+
+    Raises CheckpointError.
+    """
+    model = read_base_model(base)
+    specs = _specs(weights, model, DTYPES[_chosen(dtype, model)])
+    probe = parent / ".tidemill-export.tmp"
+    try:
+        for path in model.copied:
+            (model.folder / path).read_bytes()
+        make_folder(parent)
+        remove_tree(probe)
+        probe.mkdir()
+        _write_text(probe / "probe", b"tidemill")
+        probe.rename(parent / ".tidemill-export.renamed.tmp")
+        remove_tree(parent / ".tidemill-export.renamed.tmp")
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot export to {parent}: {error}; make the folder writable, or set checkpoint.export = false"
+        ) from error
+    _check_room(parent / "export", specs, model)
+
+
+def is_export_of(target: Path, *, weights: Mapping[str, TensorBytes], base: Path, dtype: str) -> bool:
+    """Whether `target` holds what `export_model` would write there: every tensor, byte for byte."""
+    model = read_base_model(base)
+    specs = _specs(
+        {name: (held.dtype, held.shape) for name, held in weights.items()}, model, DTYPES[_chosen(dtype, model)]
+    )
+    found: dict[str, TensorBytes] = {}
+    try:
+        for path in sorted(target.glob("*.safetensors")):
+            found |= TensorFile(path).tensors()
+        config = (target / "config.json").read_bytes()
+    except (OSError, CheckpointError):
+        return False
+    if config != model.config_text(_chosen(dtype, model)) or set(found) != set(specs):
+        return False
+    read = _reader(weights, specs)
+    return all(
+        (found[name].dtype, found[name].shape) == spec and flat(found[name].data) == flat(read(name))
+        for name, spec in specs.items()
+    )
+
+
+def _chosen(dtype: str, model: BaseModel) -> str:
+    chosen = model.dtype if dtype == "auto" else dtype
+    if chosen not in DTYPES:
+        raise CheckpointError(f"cannot export as {dtype!r}: use auto, {', '.join(DTYPES)}")
+    return chosen
+
+
+def _check_tied(weights: Mapping[str, TensorBytes], model: BaseModel) -> None:
     for name in set(weights) & set(model.tied):
         kept = model.tied[name]
         if kept in weights and flat(weights[name].data) != flat(weights[kept].data):
             raise CheckpointError(f"cannot export: {name} and {kept} are tied in config.json, but their values differ")
+
+
+def _specs(weights: Mapping[str, tuple[str, tuple[int, ...]]], model: BaseModel, dtype: str) -> _Specs:
+    """Dtype and shape of each tensor to write, in the model's order. Raises CheckpointError on any disagreement."""
     missing = sorted(set(model.shapes) - set(weights))
     unexpected = sorted(set(weights) - set(model.shapes) - set(model.tied))
     if missing or unexpected:
@@ -108,13 +165,13 @@ def _specs(weights: Mapping[str, TensorBytes], model: BaseModel, dtype: str) -> 
     floats = DTYPES.values()
     specs: _Specs = {}
     for name, shape in model.shapes.items():
-        held = weights[name]
-        padded = held.shape[:1] > (model.vocab_size,) == shape[:1] and held.shape[1:] == shape[1:]
-        if held.shape != shape and not padded:
+        held_dtype, held = weights[name]
+        padded = held[:1] > (model.vocab_size,) == shape[:1] and held[1:] == shape[1:]
+        if held != shape and not padded:
             raise CheckpointError(
-                f"cannot export: {name} has shape {list(held.shape)}, the model in {model.folder} wants {list(shape)}"
+                f"cannot export: {name} has shape {list(held)}, the model in {model.folder} wants {list(shape)}"
             )
-        specs[name] = (dtype if held.dtype in floats else held.dtype, shape)
+        specs[name] = (dtype if held_dtype in floats else held_dtype, shape)
     return specs
 
 

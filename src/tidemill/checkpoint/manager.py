@@ -14,7 +14,8 @@ from typing import Any
 
 from tidemill.checkpoint.catalog import clean_leftovers, newest, set_aside
 from tidemill.checkpoint.commit import Committer, Staged, stage
-from tidemill.checkpoint.durable import fsync_folder, write_durably
+from tidemill.checkpoint.durable import fsync_folder, make_folder, write_durably
+from tidemill.checkpoint.identity import check_identity
 from tidemill.checkpoint.retention import prune
 from tidemill.checkpoint.rng import RandomState
 from tidemill.checkpoint.stored import StoredCheckpoint
@@ -148,7 +149,7 @@ class CheckpointManager:
     def save(self, state: RunState) -> None:
         """See Checkpointer. Its failure is raised, here or at `drain`, whatever the settings say.
 
-        Waits `grace` seconds for a save in flight; one of this very state that fails, and was allowed to, is made again.
+        Waits `grace` seconds for a save in flight; one of this very state that failed, as it may, is made again.
         """
         if state.step == self._writer.in_flight:
             self._wait()
@@ -209,15 +210,7 @@ class CheckpointManager:
             staged.release()
 
     def _check_identity(self, stored: StoredCheckpoint) -> None:
-        saved = stored.manifest.identity
-        nothing = "not known"
-        for name in sorted({*saved, *self._identity} - self._accept):
-            was, now = saved.get(name, nothing), self._identity.get(name, nothing)
-            if was != now:
-                raise CheckpointError(
-                    f"cannot resume from {stored.path}: its {name} is {was}, this run's is {now}; go back to the "
-                    f'former, start another run.dir, or accept the change with checkpoint.accept = ["{name}"]'
-                )
+        check_identity(stored.path, stored.manifest.identity, self._identity, accept=self._accept)
         for name in sorted(set(stored.parts) - set(self._parts)):
             raise CheckpointError(
                 f"cannot resume from {stored.path}: it holds the state of {name}, which this run has not; configure "
@@ -243,7 +236,7 @@ def _probe(folder: Path) -> None:
     """Try what every save does: create, write, fsync, rename, remove."""
     probe, renamed = folder / "probe.tmp", folder / "probe.renamed.tmp"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         probe.unlink(missing_ok=True)
         write_durably(probe, b"tidemill", fault="checkpoint.probe", fsync_fault="checkpoint.fsync-probe")
         probe.rename(renamed)

@@ -23,7 +23,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 STATE = "state.json"
 
-_LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
+_LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
 
 
 class NewerFormatError(CheckpointError):

@@ -41,7 +41,8 @@ def _ended(arguments: argparse.Namespace) -> int:
             sys.stdout.flush()
         return code
     except (TidemillError, Interrupted) as error:
-        say(f"tidemill: {error}", sys.stderr)
+        # Notes are what went wrong besides, such as a summary that could not be written after it.
+        say("\n  ".join([f"tidemill: {error}", *vars(error).get("__notes__", [])]), sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         say("tidemill: interrupted", sys.stderr)

@@ -13,7 +13,11 @@ __all__ = ["Gate", "Residency", "Tenant"]
 
 
 class Gate(Protocol):
-    """A tenant's door: opened and closed by Residency, checked by every method that touches the device."""
+    """A tenant's door: opened and closed by Residency, checked by every method that touches the device.
+
+    It is the tenant's, not a thread's: while any thread holds a lease it lets all threads in. It guards against use
+    that no lease covers, not against two threads that use one tenant at the same time.
+    """
 
     def open(self, part: Part) -> None:
         """Allow the use of `part` from now on, besides what is allowed already."""

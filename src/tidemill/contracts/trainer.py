@@ -16,7 +16,7 @@ __all__ = ["Trainer"]
 
 
 class Trainer(Tenant, Stateful, WeightSource, Protocol):
-    """Every method here but `snapshot` needs the lease.
+    """Every method here but `snapshot` and `close` needs the lease.
 
     `snapshot` works while asleep too: it then hands out the host copy that sleep made, without touching the device.
     """
@@ -34,4 +34,11 @@ class Trainer(Tenant, Stateful, WeightSource, Protocol):
 
     def log_probs(self, batch: Batch) -> "Float32[np.ndarray, ' N']":
         """Log-probability of each token given those before it in its row, nats, float32; 0 for a row's first token."""
+        ...
+
+    def close(self) -> None:
+        """Give back what it holds, host memory too; it may be called twice, and nothing else may be afterwards.
+
+        Snapshots that are still held stay readable. Needs no lease.
+        """
         ...

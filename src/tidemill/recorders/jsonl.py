@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from tidemill.checkpoint.durable import fsync_folder, make_folder
 from tidemill.contracts.events import (
     CheckpointEvent,
     Evaluated,
@@ -54,10 +55,11 @@ class JsonlSink:
     def resume(self, step: int, state: Mapping[str, Any]) -> None:
         """Cut the files before `step` and open them. What became of checkpoints up to `step` stays true and stays."""
         self.close()
-        self._run.mkdir(parents=True, exist_ok=True)
+        make_folder(self._run)
         for name in _FILES:
             cut_lines(self._run / name, lambda line: _stays(line, step))
             self._files[name] = (self._run / name).open("ab")
+        fsync_folder(self._run)  # the names of new files; what is in them is synced with each checkpoint
 
     def write(self, step: int, event: Event) -> None:
         """Append the lines of an event; Progress has none."""

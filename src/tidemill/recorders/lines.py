@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tidemill.checkpoint.durable import fsync_folder
+
 __all__ = ["cut_lines", "heads", "parse"]
 
 _HEAD = re.compile(rb'\{"kind":"(\w+)","step":(\d+)[,}]')
@@ -57,8 +59,4 @@ def cut_lines(path: Path, stays: Callable[[Mapping[str, Any]], bool]) -> None:
         new.unlink()
         return
     new.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    fsync_folder(path.parent)

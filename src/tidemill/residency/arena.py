@@ -170,7 +170,7 @@ class Arena:
 
     @property
     def spare_bytes(self) -> int:
-        """Host memory of spare pages, used or idle."""
+        """Host memory of spare pages, used or idle: for tests of what is kept and what goes back."""
         with self._lock:
             return sum(page.bytes for page in self._spares)
 

@@ -70,7 +70,7 @@ class LeaseManager:
             self._changed.notify_all()
 
     def transitions(self) -> Mapping[str, tuple[int, int]]:
-        """Sleeps and wakes so far, by tenant."""
+        """Sleeps and wakes so far, by tenant: for tests of who moves when."""
         with self._changed:
             return {name: (occupant.sleeps, occupant.wakes) for name, occupant in self._occupants.items()}
 
@@ -89,7 +89,10 @@ class LeaseManager:
     def _occupant(self, tenant: Tenant) -> Occupant:
         occupant = self._occupants.setdefault(tenant.name, Occupant(tenant))
         if occupant.tenant.gate is not tenant.gate:
-            raise ResidencyError(f"two tenants are named {tenant.name!r}; give each its own name")
+            raise ResidencyError(
+                f"cannot lease to {tenant.name}: another tenant of that name is known, and messages and figures could "
+                f"not tell them apart; give each its own `name`"
+            )
         return occupant
 
     def _touch(self, occupant: Occupant) -> None:

@@ -1,4 +1,5 @@
 import os
+import sys
 import threading
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from tidemill.contracts.footprint import Part
 from tidemill.contracts.residency import Residency, Tenant
 from tidemill.contracts.state import PolicyVersion
 from tidemill.engines.transformers.engine import TransformersEngine
-from tidemill.errors import DataError, EngineError, ResidencyError
+from tidemill.errors import DataError, EngineError, Interrupted, ResidencyError
 from tidemill.residency.manager import LeaseManager
 from tidemill.testing.suites.engine import EngineAnswersSuite
 from tidemill.testing.suites.engine_case import MakeEngine, open_awake, requests_of
@@ -146,6 +147,49 @@ def test_requests_that_arrive_while_another_thread_generates_are_refused_and_so_
     engine.sleep()
     with pytest.raises(ResidencyError, match="asleep"):
         engine.generate(requests_of(PROMPTS), Sampling(max_new_tokens=2))
+
+
+def test_a_stop_while_it_generates_leaves_it_free_to_sleep(folder: Path) -> None:
+    def stop(event) -> None:
+        raise Interrupted("stopped")
+
+    engine = make(folder, emit=stop)
+    open_awake(engine)
+    engine.load_pretrained(FIRST)
+    with pytest.raises(Interrupted):
+        engine.generate(requests_of(PROMPTS[:3]), Sampling(max_new_tokens=2))
+    engine.sleep()
+
+
+def test_a_stop_at_any_call_of_generate_leaves_it_free_to_sleep(folder: Path) -> None:
+    """A signal is delivered where Python calls something: here at the n-th call that the engine's file makes."""
+    engine = make(folder)
+    open_awake(engine)
+    engine.load_pretrained(FIRST)
+    left = whole = 0
+
+    def trace(frame, event: str, argument) -> None:
+        nonlocal left
+        if event in ("call", "c_call", "c_return") and frame.f_code.co_filename.endswith("transformers/engine.py"):
+            left -= 1
+            if left == 0:
+                sys.setprofile(None)
+                raise Interrupted("stopped")
+
+    while left <= 0:  # until a generation is over before its turn comes
+        whole += 1
+        left = whole
+        try:
+            sys.setprofile(trace)
+            engine.generate(requests_of(PROMPTS[:1]), Sampling(max_new_tokens=1))
+        except Interrupted:
+            pass
+        finally:
+            sys.setprofile(None)
+        assert not engine._users, f"taken for good by a stop at call {whole}"
+    assert whole > 20
+
+    engine.sleep()
 
 
 def test_text_shows_no_special_token_and_not_the_one_that_ended_it(folder: Path) -> None:

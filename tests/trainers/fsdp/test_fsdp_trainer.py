@@ -468,3 +468,13 @@ def test_padding_is_measured(make_fsdp_trainer: MakeFsdpTrainer) -> None:
         metrics = trainer.step(batch, CrossEntropyLoss()).metrics
     assert metrics["train/tokens"] == 5.0  # the last token of a row is predicted but not fed in
     assert metrics["train/padding_fraction"] == pytest.approx(3 / 8)
+
+
+def test_state_born_after_the_start_is_refused_at_the_next_sleep_for_it_would_not_survive(
+    make_fsdp_trainer: MakeFsdpTrainer,
+) -> None:
+    trainer = make_fsdp_trainer()
+    trainer._network.register_buffer("late", torch.zeros(3))
+    with pytest.raises(ResidencyError, match=r"1 tensors are not in it \['buffer/late'\]"):
+        trainer.sleep()
+    assert Part.WEIGHTS | Part.OPTIMIZER in trainer.resident()

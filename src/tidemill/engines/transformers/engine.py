@@ -5,7 +5,6 @@ log-prob; draws depend on seed and request key alone. The key-value cache lives 
 a change of weights. Does not: generate for two threads at once, use more than one device, run code from a model folder.
 """
 
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -78,7 +77,7 @@ class TransformersEngine:
         self._weights = LiveWeights(model=self._model, device=self._device, dtype=torch_dtype)
         self._transfer = CudaTransfer(self._device) if self._device.type == "cuda" else HostTransfer()
         self._kv_awake = False
-        self._busy = threading.Lock()
+        self._users: dict[str, object] = {}
         self._version: PolicyVersion | None = None
         self._newest: PolicyVersion | None = None
         self._updating = False
@@ -131,15 +130,25 @@ class TransformersEngine:
 
     def sleep(self) -> None:
         """Give everything back; the version is forgotten with the weights. Refused while an answer is generated."""
-        if not self._busy.acquire(blocking=False):
-            raise ResidencyError("cannot put engine to sleep: it is generating in another thread; wait for it to end")
+        me = object()
         try:
+            if not self._alone(me):
+                raise ResidencyError("cannot put engine to sleep: it is generating in another thread; wait for its end")
             self._version, self._updating, self._loaded = None, False, False
             self._weights.release()
             self._kv_awake = False
             self._transfer.give_back()
         finally:
-            self._busy.release()
+            if self._users and self._users["present"] is me:
+                del self._users["present"]
+
+    def _alone(self, user: object) -> bool:
+        """Whether `user` has the engine for itself from now on; others are refused, not kept waiting.
+
+        Called in the `try` at whose end it leaves, which calls nothing: Python delivers signals at calls, and one that
+        raises before the `try` or within its end would leave the engine taken for good.
+        """
+        return self._users.setdefault("present", user) is user
 
     # Weights
 
@@ -216,12 +225,14 @@ class TransformersEngine:
             )
         check_sampling(sampling, self._limits)
         check_requests(requests, sampling, self._limits)
-        if not self._busy.acquire(blocking=False):
-            raise EngineError("cannot generate: the engine is generating in another thread; use one thread at a time")
+        me = object()
         try:
+            if not self._alone(me):
+                raise EngineError("cannot generate: the engine is busy in another thread; use one thread at a time")
             answers = self._answer(requests, sampling)
         finally:
-            self._busy.release()
+            if self._users and self._users["present"] is me:
+                del self._users["present"]
         texts = self._texts(answers)
         return [
             Completion(

@@ -232,7 +232,7 @@ class HostArenaSaver:
         return self._arena.bytes
 
     def references(self) -> int:
-        """Pages held by snapshots that are not released; 0 when no save is active."""
+        """Pages held by snapshots that are not released; 0 when no save is active. For tests of that invariant."""
         return self._arena.references
 
     def checksums(self) -> dict[str, int]:

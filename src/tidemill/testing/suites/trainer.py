@@ -98,6 +98,23 @@ class TrainerSuite:
             with pytest.raises(ResidencyError):
                 use()
 
+    def test_weights_are_handed_out_under_the_lease_each_of_them(self, make_trainer: MakeTrainer) -> None:
+        trainer = make_trainer()
+        with awake(trainer):
+            next(weights := trainer.named_weights())
+        trainer.sleep()
+        with pytest.raises(ResidencyError):
+            next(weights)
+
+    def test_closing_twice_leaves_snapshots_readable(self, make_trainer: MakeTrainer) -> None:
+        trainer = make_trainer()
+        with awake(trainer):
+            snapshot = trainer.snapshot()
+        before = copied(snapshot)
+        for _ in range(2):
+            trainer.close()
+        assert same(copied(snapshot), before)
+
     def test_a_sleeping_trainer_refuses_to_step(self, make_trainer: MakeTrainer, loss: Loss) -> None:
         trainer = make_trainer()
         with awake(trainer):

@@ -76,19 +76,20 @@ class FsdpTrainer:
         self._torn = False
         self._grads_awake = True
         self._saver = HostArenaSaver(device=self._device, page_bytes=page_bytes, pin=self._device.type == "cuda")
-        self._register(network)
+        self._network = network
+        for name, (tensor, part) in self._state().items():
+            self._saver.add(name, tensor, part)
+        self._saver.freeze()
         policy = PolicyModel(network, device=self._device, compute_dtype=compute_dtype)
         self._words = policy.words
         self._passes = Passes(model=policy, device=self._device, tokens_per_micro_batch=tokens_per_micro_batch)
 
-    def _register(self, network: torch.nn.Module) -> None:
-        for name, parameter in self._parameters.items():
-            self._saver.add(f"model/{name}", parameter, Part.WEIGHTS)
-        for name, buffer in network.named_buffers():
-            self._saver.add(f"buffer/{name}", buffer, Part.WEIGHTS)
-        for name, moment in self._optimizer.state().items():
-            self._saver.add(name, moment, Part.OPTIMIZER)
-        self._saver.freeze()
+    def _state(self) -> dict[str, tuple[Tensor, Part]]:
+        """All that must survive sleep, as it is now, by its name in a checkpoint."""
+        found: dict[str, tuple[Tensor, Part]] = {}
+        found |= {f"model/{name}": (tensor, Part.WEIGHTS) for name, tensor in self._network.named_parameters()}
+        found |= {f"buffer/{name}": (tensor, Part.WEIGHTS) for name, tensor in self._network.named_buffers()}
+        return found | {name: (tensor, Part.OPTIMIZER) for name, tensor in self._optimizer.state().items()}
 
     @property
     def name(self) -> str:
@@ -121,6 +122,7 @@ class FsdpTrainer:
         """Drop gradients, copy the rest to the host unless it is there already, and give the device memory back."""
         if self._stepping:
             raise ResidencyError("cannot put trainer to sleep: a step is under way; leave its lease first")
+        self._saver.ledger.check_covers(self._state())
         gradients.drop(list(self._parameters.values()))
         self._saver.capture(self._version)
         self._saver.release(self._version)
@@ -218,9 +220,14 @@ class FsdpTrainer:
         return self._passes.log_probs(batch)
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The float32 masters themselves, not copies."""
+        """The float32 masters themselves, not copies; each is handed out under the lease, or not at all."""
         self._gate.check(Part.WEIGHTS, "named_weights")
-        return iter([(name, parameter.detach()) for name, parameter in self._parameters.items()])
+        return self._live_weights()
+
+    def _live_weights(self) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in self._parameters.items():
+            self._gate.check(Part.WEIGHTS, "named_weights")
+            yield name, parameter.detach()
 
     def snapshot(self) -> Snapshot:
         """The host copy, made now if the weights changed since the last one. Asleep it needs no lease."""
@@ -255,6 +262,10 @@ class FsdpTrainer:
         self._version += 1
         self._torn = False
         self._tell_changed_total(saved.extra.get("total_steps"))
+
+    def close(self) -> None:
+        """Unpin the host pages."""
+        self._saver.close()
 
     def _total_steps(self) -> int:
         return self._phases[self._progress.phase].total_steps if self._progress.phase else 0
