@@ -122,16 +122,14 @@ def test_dumped_rollouts_that_cannot_be_written_stop_the_run_and_none_is_missing
     assert outcome(run) == whole
 
 
-def test_an_export_that_failed_is_made_by_the_next_start(base: Path, whole: Outcome) -> None:
+def test_an_export_that_failed_is_made_by_the_next_start(base: Path, whole: Outcome, killed: Path) -> None:
     run, log = base / "no export", base / "no export.log"
-    run.mkdir()
-    (run / "export").write_text("in the way")
+    shutil.copytree(killed, run)
     words = ["run", str(recipe(base, run))]
-    code, text = ended(words, log)
+    code, text = ended(words, log, "export.rename=disk-full")
     assert code == 1, text
     assert "cannot export to" in text
     assert json.loads((run / "summary.json").read_text())["finished"] is False
-    (run / "export").unlink()
     code, text = ended(words, log)
     assert code == 0, text
     assert outcome(run) == whole
