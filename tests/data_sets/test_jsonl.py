@@ -133,7 +133,7 @@ def test_prompts_are_measured_as_sent_and_the_limit_itself_passes(limit, load):
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.stem)
 def test_the_template_counts_towards_the_limit(template, load, tokenizer_with):
     tokenizer = tokenizer_with(template.read_text())
-    overhead = len(tokenizer.encode_chat([{"role": "user", "content": ""}]))
+    overhead = len(tokenizer.read_chat([{"role": "user", "content": ""}])[1])
     events: list[Notice] = []
     data = load(
         CASES / "prompts_lengths.jsonl", max_prompt_tokens=32, tokenizer=tokenizer, chat="template", emit=events.append
@@ -180,7 +180,7 @@ def test_how_text_is_sent_is_a_choice(load, tmp_path, tiny):
     path.write_text('{"prompt": "hi"}\n{"prompt": [{"role": "user", "content": "hi"}]}\n')
     plain, chat = load(path).all_prompts()
     assert plain.token_ids == tiny.encode_plain("hi")
-    assert chat.token_ids == tiny.encode_chat([{"role": "user", "content": "hi"}])
+    assert chat.token_ids == tiny.read_chat([{"role": "user", "content": "hi"}])[1]
     assert chat.text == "<s><|user|>hi<|eot|><|assistant|>"
     assert [prompt.token_ids for prompt in load(path, chat="template").all_prompts()] == [chat.token_ids] * 2
     with pytest.raises(DataError, match=r'rows.jsonl:2: a list of messages, but data.chat = "plain"'):

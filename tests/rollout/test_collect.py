@@ -53,7 +53,10 @@ def test_a_group_goes_on_without_the_answers_that_failed(failures, engine, rewar
 
 def test_a_step_in_which_every_answer_failed_stops_the_run(engine, reward, prompts):
     failing = {f"{prompt.key}#{sample}" for prompt in prompts for sample in range(8)}
-    with pytest.raises(EnvironmentFailure, match="all 24 answers"):
+    with pytest.raises(
+        EnvironmentFailure,
+        match=r"all 24 answers .*\(24 failed\): the first is 0:q0#0, with the text '0:q0#0'; see that what environment",
+    ):
         collector(reward, []).collect(engine(failing), prompts)
 
 

@@ -53,18 +53,6 @@ class Tokenizer:
         return frozenset(token.id for token in self._control) - unknown
 
     @property
-    def pad_token_id(self) -> int:
-        """The padding id; an end-of-sequence id, or 0, where the tokenizer names none."""
-        if self._hf.pad_token_id is not None:
-            return int(self._hf.pad_token_id)
-        return self.eos_token_ids[0] if self.eos_token_ids else 0
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of tokens, added ones included."""
-        return len(self._hf)
-
-    @property
     def has_chat_template(self) -> bool:
         """Whether chats can be encoded."""
         return bool(self._hf.chat_template)
@@ -84,12 +72,8 @@ class Tokenizer:
         eos = int(own) if own is not None else self.eos_token_ids[0]
         return (*self._encode(without_surrogates(text), add_special_tokens=False), eos)
 
-    def encode_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Ids of a chat that the model is to continue. Raises DataError as `read_chat` does."""
-        return self.read_chat(messages)[1]
-
     def read_chat(self, messages: Sequence[Message]) -> tuple[str, tuple[int, ...]]:
-        """A chat as the template renders it, with the opening of the answer, and its ids.
+        """A chat that the model is to continue, as the template renders it with the opening of the answer, and its ids.
 
         Raises DataError when there is no chat template, or it refuses these messages.
         """

@@ -1,5 +1,6 @@
 """From prompts to scored groups: play, score, group, tell."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
@@ -63,7 +64,7 @@ class RolloutCollector:
         finished = [one for group in episodes for one in group if one.stop_reason not in _UNFINISHED]
         failed = sum(map(len, episodes)) - len(finished)
         if failed and not finished:
-            raise EnvironmentFailure(f"cannot go on: all {failed} answers of this step failed; see the engine's log")
+            raise EnvironmentFailure(_all_failed([one for group in episodes for one in group]))
         if failed:
             self._emit(Notice(text=f"{failed} of {failed + len(finished)} answers failed", level="warning"))
         scores = self._reward.score(finished)
@@ -77,6 +78,18 @@ class RolloutCollector:
             Group(prompt=prompt, trajectories=tuple(_with_score(one, score_of) for one in group))
             for prompt, group in zip(prompts, episodes, strict=True)
         ]
+
+
+def _all_failed(answers: Sequence[Trajectory]) -> str:
+    ended = Counter(str(one.stop_reason) for one in answers)
+    first = answers[0]
+    said = f"with the text {first.text[:200]!r}" if first.text else "without a text"
+    return (
+        f"cannot go on: all {len(answers)} answers of this step failed "
+        f"({', '.join(f'{count} {reason}' for reason, count in sorted(ended.items()))}): the first is {first.id}, "
+        f"{said}; see that what environment.use and engine.use name can answer this prompt, and start the same command "
+        "again: it goes on from the newest checkpoint"
+    )
 
 
 def _with_score(trajectory: Trajectory, score_of: dict[str, Score]) -> Trajectory:

@@ -16,8 +16,7 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
     `reward/mean` and `reward/std` (of the population) are left out when no answer has a reward: zero would look like
     one. `reward/scored`, `reward/abstained`, `reward/failed`, `rollout/truncated` and `rollout/finished` are fractions
-    of all answers; `rollout/groups_without_signal` counts groups in which fewer than two answers have a reward, or all
-    the same.
+    of all answers. Which groups teach something is the algorithm's to say (`Batch.metrics`).
     """
     members = [member for group in groups for member in group.trajectories]
     total = max(len(members), 1)
@@ -37,7 +36,6 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     ended = (StopReason.EOS, StopReason.STOP)
     metrics["rollout/finished"] = sum(member.stop_reason in ended for member in members) / total
     metrics["rollout/groups"] = float(len(groups))
-    metrics["rollout/groups_without_signal"] = float(sum(map(_without_signal, groups)))
     return metrics
 
 
@@ -55,10 +53,6 @@ def _parts(members: Sequence[Trajectory]) -> dict[str, float]:
     return {
         f"reward/{name}_part" if name in taken else f"reward/{name}": _mean(found) for name, found in values.items()
     }
-
-
-def _without_signal(group: Group) -> bool:
-    return len({member.reward for member in group.trajectories if member.reward is not None}) < 2
 
 
 def _mean(values: Sequence[float]) -> float:
