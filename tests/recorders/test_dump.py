@@ -59,3 +59,15 @@ def test_a_supervised_step_leaves_no_file(tmp_path: Path) -> None:
     sink = sink_into(tmp_path)
     sink.write(0, Learned(groups=[], batch=learned("x").batch))
     assert not list(tmp_path.iterdir())
+
+
+def test_what_a_checkpoint_counts_on_survives_a_power_cut(tmp_path: Path, synced: list[Path]) -> None:
+    folder = tmp_path / "rollouts"
+    sink = sink_into(folder)
+    for step in (3, 4):
+        sink.write(step, learned("a"))
+    assert synced == []
+    sink.state()
+    assert synced == [*dumped_steps(folder), folder, tmp_path]
+    sink.state()
+    assert len(synced) == 4
