@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config, Qwen3Config
 
 from tidemill.checkpoint.base_model import read_base_model
-from tidemill.checkpoint.export import export_model
+from tidemill.checkpoint.export import export_model, is_export_of, rehearse_export
 from tidemill.contracts.checkpoint import TensorBytes
 from tidemill.contracts.events import Event, Notice, Progress
 from tidemill.errors import CheckpointError
@@ -229,3 +229,54 @@ def test_progress_and_result_are_said(base: Path, trained: Any, tmp_path: Path) 
     progress = [event for event in events if isinstance(event, Progress)]
     assert progress[-1].done == progress[-1].total > 0
     assert isinstance(events[-1], Notice) and str(tmp_path / "e") in events[-1].text
+
+
+def test_an_export_is_told_from_another_by_every_byte(base: Path, trained: Any, tmp_path: Path) -> None:
+    weights = weights_of_model(trained)
+    target = tmp_path / "e"
+
+    def same(given: dict[str, TensorBytes], dtype: str = "auto") -> bool:
+        return is_export_of(target, weights=given, base=base, dtype=dtype)
+
+    assert not same(weights), "there is none"
+    export(base, target, weights, shard_bytes=20_000)
+    assert same(weights)
+    assert same({**weights, "lm_head.weight": weights["model.embed_tokens.weight"]})
+    assert not same(weights, "bfloat16")
+    nudged = trained.get_parameter("model.norm.weight").detach().clone()
+    nudged[-1] = torch.nextafter(nudged[-1], nudged[-1] + 1)
+    assert not same({**weights, "model.norm.weight": as_bytes(nudged)})
+    shard = sorted(target.glob("*.safetensors"))[-1]
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert not same(weights)
+
+
+def specs_of(weights: dict[str, TensorBytes]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    return {name: (tensor.dtype, tensor.shape) for name, tensor in weights.items()}
+
+
+def test_a_rehearsal_finds_what_an_export_would_and_leaves_nothing(base: Path, trained: Any, tmp_path: Path) -> None:
+    good = specs_of(weights_of_model(trained))
+    parent = tmp_path / "run" / "export"
+
+    def rehearse(weights: dict[str, tuple[str, tuple[int, ...]]], folder: Path = base, dtype: str = "auto") -> None:
+        rehearse_export(weights=weights, base=folder, parent=parent, dtype=dtype)
+
+    rehearse(good)
+    rehearse(good)  # and again, as at each start
+    assert list(parent.iterdir()) == []
+    with pytest.raises(CheckpointError, match="1 missing"):
+        rehearse({name: spec for name, spec in good.items() if name != "model.norm.weight"})
+    with pytest.raises(CheckpointError, match=r"model.norm.weight has shape \[31\]"):
+        rehearse(good | {"model.norm.weight": ("F32", (31,))})
+    with pytest.raises(CheckpointError, match="use auto"):
+        rehearse(good, dtype="int4")
+    with pytest.raises(CheckpointError, match="not a readable model folder"):
+        rehearse(good, tmp_path / "gone")
+    with armed("export.text=disk-full"), pytest.raises(CheckpointError, match=r"cannot export to .*No space left"):
+        rehearse(good)
+    rehearse(good)
+    parent.rmdir()
+    parent.write_text("in the way")
+    with pytest.raises(CheckpointError, match=r"cannot export to .*checkpoint.export = false"):
+        rehearse(good)

@@ -128,3 +128,15 @@ def test_an_arena_of_nothing_holds_nothing() -> None:
     assert pages.bytes == 0
     assert pages.reference() == []
     pages.close()
+
+
+def test_a_reader_that_is_late_may_let_go_after_the_end() -> None:
+    pages = arena(10)
+    late = pages.reference()
+    pages.writable(0)
+    spare = pages.reference()
+    pages.writable(0)
+    pages.close()
+    pages.release(spare)
+    pages.release(late)
+    pages.close()

@@ -2,7 +2,7 @@
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import psutil
@@ -10,7 +10,7 @@ import torch
 
 from tidemill.app import build
 from tidemill.app.accepted_changes import AcceptedChanges, Rebase, as_it_is
-from tidemill.app.identity import model_identity, tokenizer_identity
+from tidemill.app.identity import run_identity
 from tidemill.app.run_folder import RunFolder
 from tidemill.checkpoint.manager import CheckpointManager
 from tidemill.config.load import Loaded
@@ -21,11 +21,11 @@ from tidemill.contracts.events import Emit, Notice
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.parts import Evaluation, Parts, Rollout, StopSignal, WarmUp
 from tidemill.contracts.recorder import Recorder
+from tidemill.contracts.residency import Residency
 from tidemill.contracts.state import Cursor, RunState
 from tidemill.contracts.trainer import Trainer
 from tidemill.contracts.weights import WeightSync
 from tidemill.data.demonstrations import Demonstrations
-from tidemill.data.fingerprint import fingerprint
 from tidemill.data.prompt_source import PromptsPerStep
 from tidemill.data.tokenizer import Tokenizer
 from tidemill.engines.replay.engine import NoWeightSync, ReplayEngine
@@ -87,16 +87,16 @@ def assembled(
         )
         algorithm = build.build_algorithm(config)
         trainer = cluster.place(lambda: build.build_trainer(config, device=device, emit=emit))
-        engine, sync_needed = _engine(config, cluster.place, device, emit)
+        stack.callback(trainer.close)
+        engine, make_sync = _engine(config, cluster.place, device, emit)
         residency = leases(config, trainer=trainer, engine=engine, device=device, emit=emit)
         stack.callback(residency.close)
-        weights: WeightSync = DirectWeightSync(residency=residency, emit=emit) if sync_needed else NoWeightSync()
         checkpointer = _checkpointer(loaded, folder, trainer, recorder, residency, attempt, changes)
         yield Parts(
             trainer=trainer,
             engine=engine,
             residency=residency,
-            weights=weights,
+            weights=make_sync(residency),
             checkpointer=checkpointer,
             data=PromptsPerStep(data, config.rollout.prompts),
             rollout=_rollout(config, environment, reward, emit),
@@ -112,14 +112,16 @@ def assembled(
 
 
 Place = Callable[[Callable[[], RolloutEngine]], RolloutEngine]
+MakeSync = Callable[[Residency], WeightSync]
 
 
-def _engine(config: RunConfig, place: Place, device: str, emit: Emit) -> tuple[RolloutEngine, bool]:
-    """The engine, and whether weights are handed to it."""
+def _engine(config: RunConfig, place: Place, device: str, emit: Emit) -> tuple[RolloutEngine, MakeSync]:
+    """The engine, and what hands weights to it, which waits for the leases of both."""
     if config.rollout.replay is not None:
         emit(Notice(text=f"replaying rollouts of {config.rollout.replay}: no engine is built, nothing is evaluated"))
-        return ReplayEngine(), False
-    return place(lambda: build.build_engine(config, device=device, emit=emit)), True
+        return ReplayEngine(), lambda residency: NoWeightSync()
+    engine = place(lambda: build.build_engine(config, device=device, emit=emit))
+    return engine, lambda residency: DirectWeightSync(residency=residency, emit=emit)
 
 
 def _rollout(config: RunConfig, environment: Environment, reward: Reward, emit: Emit) -> Rollout:
@@ -176,11 +178,9 @@ def leases(config: RunConfig, *, trainer: Trainer, engine: RolloutEngine, device
         "engine_weight_bytes": engine.footprint(Part.WEIGHTS),
         "engine_bytes": engine.footprint(Part.ALL),
     }
-    budget, sentence = budget_for(
-        mode,
-        **sizes,
-        device_bytes=_device_bytes(device) + trainer.footprint(trainer.resident()),
-    )
+    # What the trainer holds counts as free, for it can sleep. Its gradients are resident and not allocated yet.
+    held = trainer.footprint(trainer.resident() & (Part.WEIGHTS | Part.OPTIMIZER))
+    budget, sentence = budget_for(mode, **sizes, device_bytes=_device_bytes(device) + held)
     if mode == "auto" and config.residency.budget != "auto":
         budget = config.residency.budget
         sentence = f"residency.budget is {format_bytes(budget)}: who is idle sleeps when another needs the bytes"
@@ -221,7 +221,7 @@ def _checkpointer(
         on_failure=settings.on_failure,
         walk_back=settings.walk_back,
         accept=settings.accept,
-        identity=identity(config),
+        identity=run_identity(config),
         settings=loaded.to_json(),
         attempt=attempt,
         seed=config.run.seed,
@@ -229,17 +229,3 @@ def _checkpointer(
         emit=recorder.emit,
         fit=changes,
     )
-
-
-def identity(config: RunConfig) -> Mapping[str, str]:
-    """What a checkpoint of this run is bound to besides its seed, by the names that `checkpoint.accept` takes."""
-    found = {
-        "model": model_identity(config.model),
-        "tokenizer": tokenizer_identity(config.model),
-        "data": fingerprint(config.data.prompts),
-        "algorithm": config.algorithm.use,
-        "warm_up": "none",
-    }
-    if config.warm_up.data is not None and config.warm_up.steps:
-        found["warm_up"] = f"{config.warm_up.steps} steps of {fingerprint(config.warm_up.data)}"
-    return found

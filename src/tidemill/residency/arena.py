@@ -152,7 +152,7 @@ class Arena:
         if sum(idle.bytes for idle in self._idle) + page.bytes <= self._idle_limit:
             self._idle.append(page)
             return
-        self._spares.remove(page)
+        self._spares.discard(page)  # gone already when the arena was closed under a reader
         # The mapping itself goes when the last view of it does: a reader that is late reads old bytes, not a fault.
         page.unmap()
 

@@ -1,0 +1,38 @@
+"""Budgets as the settings stand for them (`tidemill.app.assemble`); whole runs are in test_whole_run.py."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.crash.small_run import prepare, recipe
+
+from tidemill.app import assemble
+from tidemill.config.load import load
+from tidemill.contracts.events import Event, Notice
+from tidemill.contracts.footprint import Part
+from tidemill.testing.fakes.device import FakeTenant
+
+SIZES = {Part.WEIGHTS: 100, Part.OPTIMIZER: 200, Part.GRADS: 100}
+
+
+def test_gradients_that_are_not_allocated_yet_do_not_count_as_memory_to_be_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(tmp_path)
+    loaded = load([recipe(tmp_path, tmp_path / "run")], ["residency.offload=auto"])
+    trainer: Any = FakeTenant("trainer", SIZES, keeps=Part.ALL)
+    trainer.wake_up(Part.ALL)
+    engine: Any = FakeTenant("engine", {Part.WEIGHTS: 100, Part.KV_CACHE: 900}, keeps=Part.NONE)
+    seen: dict[str, int] = {}
+
+    def budget_for(mode: str, **sizes: int) -> tuple[int, str]:
+        seen.update(sizes)
+        return 10_000, "enough"
+
+    monkeypatch.setattr(assemble, "budget_for", budget_for)
+    monkeypatch.setattr(assemble, "_device_bytes", lambda device: 5_000)
+    events: list[Event] = []
+    assemble.leases(loaded.config, trainer=trainer, engine=engine, device="cpu", emit=events.append)
+    assert seen["device_bytes"] == 5_000 + 100 + 200
+    assert seen["trainer_bytes"] == 400
+    assert Notice(text="enough") in events
