@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tidemill.config.tokenizer_files import TOKENIZER_KINDS
+
 Problems = Callable[..., list[str]]
 
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -29,13 +31,14 @@ def test_a_model_folder_that_is_not_whole_is_refused(problems: Problems, folder:
     assert found.startswith("model = ") and "(run.toml)" in found and reason in found
 
 
-def test_a_tokenizer_may_be_of_three_kinds(problems: Problems, folder: Path) -> None:
+@pytest.mark.parametrize("kind", TOKENIZER_KINDS)
+def test_a_tokenizer_may_be_of_any_kind_that_can_be_loaded(problems: Problems, folder: Path, kind: list[str]) -> None:
     model = folder / "model"
-    (model / "tokenizer.json").rename(model / "vocab.json")
-    assert len(problems()) == 1
-    (model / "merges.txt").write_text("")
-    assert problems() == []
-    (model / "vocab.json").rename(model / "tokenizer.model")
+    (model / "tokenizer.json").unlink()
+    for name in kind:
+        (found,) = problems()
+        assert "vocab.json with merges.txt, vocab.txt" in found
+        (model / name).write_text("")
     assert problems() == []
 
 

@@ -7,17 +7,15 @@ from pathlib import Path
 import xxhash
 
 from tidemill.config.run import RunConfig
+from tidemill.config.tokenizer_files import TOKENIZER_KINDS
 from tidemill.data.fingerprint import fingerprint
 
 __all__ = ["model_identity", "run_identity", "tokenizer_identity"]
 
 _SAMPLE = 1 << 20
 _TOKENIZER_FILES = (
-    "tokenizer.json",
+    *(name for kind in TOKENIZER_KINDS for name in kind),
     "tokenizer_config.json",
-    "tokenizer.model",
-    "vocab.json",
-    "merges.txt",
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",

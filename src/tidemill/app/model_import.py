@@ -19,7 +19,7 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging
 
-from tidemill.engines.transformers.skeleton import load_tokenizer
+from tidemill.data.tokenizer_folder import load_tokenizer
 from tidemill.errors import DataError, PluginError
 
 __all__ = ["ImportedModel", "import_model"]

@@ -14,11 +14,11 @@ from tidemill.config.registry import missing_libraries, sinks
 from tidemill.config.reward import FunctionRewardSettings
 from tidemill.config.rules import Finding, Rule
 from tidemill.config.run import RunConfig
+from tidemill.config.tokenizer_files import holds_a_tokenizer, tokenizer_kinds_in_words
 
 __all__ = ["CHECKS", "TRAINING_CHECKS"]
 
 
-_VOCABULARIES = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
 _TEMPLATES = ("chat_template.jinja", "chat_template.json", "chat_templates")
 
 
@@ -50,8 +50,8 @@ def the_model_folder_is_whole(config: RunConfig) -> Iterator[Finding]:
         return
     if problem := _bad_json(model / "config.json"):
         yield Finding(("model",), problem)
-    if not any(all(_is_file(model / name) for name in names) for names in _VOCABULARIES):
-        yield Finding(("model",), "has no tokenizer: no tokenizer.json, tokenizer.model, or vocab.json with merges.txt")
+    if not holds_a_tokenizer(model):
+        yield Finding(("model",), f"has no tokenizer: it holds none of {tokenizer_kinds_in_words()}")
     if _exists(model / "tokenizer_config.json") and (problem := _bad_json(model / "tokenizer_config.json")):
         yield Finding(("model",), problem)
     if config.data.chat == "template" and not _has_template(model):

@@ -12,20 +12,12 @@ from typing import Any
 
 from tidemill.data.control_tokens import ControlToken, Marker, pieces
 from tidemill.data.text import without_surrogates
+from tidemill.data.tokenizer_folder import load_tokenizer, stored_end_ids
 from tidemill.errors import DataError
 
 __all__ = ["Message", "Tokenizer"]
 
 Message = Mapping[str, Any]
-
-_FILES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "vocab.json",
-    "vocab.txt",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-)
 
 
 class Tokenizer:
@@ -37,13 +29,13 @@ class Tokenizer:
 
     def __init__(self, folder: Path, *, allow_special_tokens: bool = False) -> None:
         self.folder = Path(folder)
-        self._hf = _load(self.folder)
+        self._hf = load_tokenizer(self.folder)
         self._with_control = _backend(self._hf)
         self._text_only = _backend(self._hf)
         self._text_only.encode_special_tokens = True
         self._safe = not allow_special_tokens
         self._control = _control_tokens(self._hf)
-        self.eos_token_ids: tuple[int, ...] = _eos_token_ids(self.folder, self._hf)
+        self.eos_token_ids: tuple[int, ...] = stored_end_ids(self.folder, self._hf)
         """Every id that ends an answer, in ascending order: those of tokenizer, config and generation config."""
 
     @property
@@ -138,26 +130,6 @@ def _marked(message: dict[str, Any], marker: Marker) -> dict[str, Any]:
     return {key: value if key == "role" else marker.apply(value) for key, value in message.items()}
 
 
-def _load(folder: Path) -> Any:
-    if not folder.is_dir():
-        raise DataError(f"cannot load a tokenizer: {folder} is not a folder; set model to a local model folder")
-    # With no file to read, transformers makes up an empty tokenizer from config.json and says nothing.
-    if not any((folder / name).is_file() for name in _FILES):
-        raise DataError(
-            f"cannot load a tokenizer: {folder} holds none of {', '.join(_FILES)}; "
-            "copy the model's tokenizer files into it"
-        )
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # a damaged file raises whatever its parser raises, up to the bare Exception of Rust
-        raise DataError(f"cannot load the tokenizer in {folder}: {error}; restore its files") from error
-    if not tokenizer.is_fast:
-        raise DataError(f"cannot use the tokenizer in {folder}: it has no fast form; save it with tokenizer.json")
-    return tokenizer
-
-
 def _backend(hf: Any) -> Any:
     """A copy of our own, which cuts and pads nothing."""
     from tokenizers import Tokenizer as Backend
@@ -175,16 +147,3 @@ def _control_tokens(hf: Any) -> tuple[ControlToken, ...]:
         for id, token in sorted(hf.added_tokens_decoder.items())
         if token.special or id in named
     )
-
-
-def _eos_token_ids(folder: Path, hf: Any) -> tuple[int, ...]:
-    found: set[int] = set() if hf.eos_token_id is None else {int(hf.eos_token_id)}
-    for name in ("config.json", "generation_config.json"):
-        if not (folder / name).is_file():
-            continue
-        try:
-            value = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token_id")
-        except (ValueError, AttributeError) as error:
-            raise DataError(f"cannot read {folder / name}: {error}; restore the file") from error
-        found.update([value] if isinstance(value, int) else value or [])
-    return tuple(sorted(found))

@@ -17,11 +17,12 @@ from tidemill.contracts.events import Emit, Progress
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.sample import StopReason
 from tidemill.contracts.state import PolicyVersion
+from tidemill.data.tokenizer_folder import load_tokenizer
 from tidemill.engines.transformers.decode import Answer, decode
 from tidemill.engines.transformers.live_weights import LiveWeights
 from tidemill.engines.transformers.requests import Limits, check_requests, check_sampling, plan_batches
 from tidemill.engines.transformers.sampling import row_keys, uniforms
-from tidemill.engines.transformers.skeleton import load_tokenizer, model_skeleton
+from tidemill.engines.transformers.skeleton import model_skeleton
 from tidemill.engines.transformers.stopping import NoStopStrings, StopStrings, end_ids
 from tidemill.errors import DataError, EngineError, ResidencyError, WeightSyncError
 from tidemill.residency.gate import TenantGate

@@ -5,13 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from tidemill.errors import DataError
 
-__all__ = ["computed_buffers", "load_tokenizer", "model_skeleton"]
-
-_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+__all__ = ["computed_buffers", "model_skeleton"]
 
 
 def model_skeleton(folder: Path, dtype: torch.dtype) -> Any:
@@ -54,19 +52,3 @@ def computed_buffers(model: Any) -> dict[str, torch.Tensor]:
         found = dict(fresh.named_buffers(recurse=False))
         buffers.update({f"{path}.{name}": found[name].detach() for name in names})
     return buffers
-
-
-def load_tokenizer(folder: Path) -> Any:
-    """The folder's tokenizer. Raises DataError when there is none."""
-    if not any((folder / name).is_file() for name in _VOCABULARIES):
-        # transformers would make an empty tokenizer up from the model's type.
-        raise DataError(
-            f"cannot load a tokenizer from {folder}: it holds none of {', '.join(_VOCABULARIES)}; copy the model's "
-            f"tokenizer files into it"
-        )
-    try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (ValueError, KeyError, OSError) as error:
-        raise DataError(
-            f"cannot load a tokenizer from {folder}: {error}; copy the model's tokenizer files into it again"
-        ) from error

@@ -1,6 +1,5 @@
 """When an answer ends: the ids that end it, and stop strings found as tokens arrive."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from tidemill.data.tokenizer_folder import stored_end_ids
 from tidemill.errors import DataError
 
 if TYPE_CHECKING:
@@ -23,37 +23,15 @@ _MARGIN = 4
 
 
 def end_ids(folder: Path, tokenizer: Any, vocabulary: int) -> tuple[int, ...]:
-    """Every id that ends a sequence according to generation_config.json, config.json or the tokenizer, in order.
-
-    Models that end a turn with another id than the tokenizer's are common: each place may know one that others do not.
-    Raises DataError for what is no id of this model.
-    """
-    found = {*_ids_in(folder / "generation_config.json"), *_ids_in(folder / "config.json")}
-    if tokenizer.eos_token_id is not None:
-        found.add(tokenizer.eos_token_id)
-    outside = [token for token in found if not 0 <= token < vocabulary]
+    """Every id that ends an answer, ascending. Raises DataError for what is no id of this model."""
+    found = stored_end_ids(folder, tokenizer)
+    outside = [token for token in found if token >= vocabulary]
     if outside:
         raise DataError(
             f"cannot use {folder}: its end-of-sequence id {outside[0]} is outside the vocabulary of {vocabulary} ids; "
             f"config.json, generation_config.json and tokenizer must belong together"
         )
-    return tuple(sorted(found))
-
-
-def _ids_in(path: Path) -> tuple[int, ...]:
-    if not path.exists():
-        return ()
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DataError(f"cannot read {path}: {error}; copy it again from where the model came from") from error
-    value = content.get("eos_token_id")
-    if value is None:
-        return ()
-    ids = value if isinstance(value, list) else [value]
-    if not all(isinstance(token, int) for token in ids):
-        raise DataError(f"cannot use {path}: eos_token_id is {value!r}; it should be an id or a list of ids")
-    return tuple(ids)
+    return found
 
 
 class NoStopStrings:
