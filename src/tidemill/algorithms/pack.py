@@ -1,13 +1,17 @@
 """Trajectories laid end to end as a `Batch`: every row is kept, so that row counts stay those of the settings."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
+from typing import TypeVar
 
 import numpy as np
 
 from tidemill.contracts.batch import Batch
 
 __all__ = ["Row", "pack"]
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,20 +27,14 @@ class Row:
 
 def pack(rows: Sequence[Row], *, temperature: float, metrics: Mapping[str, float]) -> Batch:
     """Rows in order. Where the mask is False, log-prob and advantage are 0; a row's first token is never masked in."""
-    lengths = [len(row.prompt_ids) + len(row.answer_ids) for row in rows]
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
-    token_ids = np.zeros(offsets[-1], np.int64)
-    mask = np.zeros(offsets[-1], np.bool_)
-    logprobs = np.zeros(offsets[-1], np.float32)
-    advantages = np.zeros(offsets[-1], np.float32)
-    for row, start, end in zip(rows, offsets[:-1], offsets[1:], strict=True):
-        answer = slice(start + len(row.prompt_ids), end)
-        token_ids[start : answer.start] = row.prompt_ids
-        token_ids[answer] = row.answer_ids
-        mask[answer] = row.mask
-        logprobs[answer] = row.logprobs
-        advantages[answer] = row.advantage
-        mask[start : start + 1] = False
+    lengths = np.array([len(row.prompt_ids) + len(row.answer_ids) for row in rows], np.int64)
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    count = int(offsets[-1])
+    token_ids = np.fromiter(chain.from_iterable(chain(row.prompt_ids, row.answer_ids) for row in rows), np.int64, count)
+    mask = np.fromiter(chain.from_iterable(_padded(row, row.mask, False) for row in rows), np.bool_, count)
+    logprobs = np.fromiter(chain.from_iterable(_padded(row, row.logprobs, 0.0) for row in rows), np.float32, count)
+    advantages = np.repeat(np.array([row.advantage for row in rows], np.float32), lengths)
+    mask[offsets[:-1][lengths > 0]] = False
     return Batch(
         token_ids=token_ids,
         offsets=offsets,
@@ -46,3 +44,7 @@ def pack(rows: Sequence[Row], *, temperature: float, metrics: Mapping[str, float
         temperature=temperature,
         metrics=metrics,
     )
+
+
+def _padded(row: Row, values: Iterable[Value], filler: Value) -> Iterable[Value]:
+    return chain(repeat(filler, len(row.prompt_ids)), values)
