@@ -37,6 +37,7 @@ class RolloutSettings(Settings):
     dump: bool = False
     """Keep every answer with its log-probabilities, advantage and reward in `rollouts/` of the run folder."""
     replay: OptionalPath = None
-    """Folder of dumped rollouts to train on instead of generating; no engine is built."""
+    """Folder of dumped rollouts to train on instead of generating, made with the same `rollout.samples` and sampling
+    temperature; no engine is built."""
     sampling: SamplingSettings = SamplingSettings()
     """How answers are sampled in training and by `tidemill rollout`."""
