@@ -1,4 +1,4 @@
-"""The model folder at the end of a run, and what a finished folder answers (`tidemill.app.export`, `tidemill.app.run`)."""
+"""The model folder at the end of a run (`tidemill.app.export`), and what a finished folder answers."""
 
 import json
 import shutil
