@@ -8,6 +8,7 @@ from tidemill.testing.tiny import make_tiny_model
 
 def test_a_model_is_imported_and_described_in_a_line(tmp_path: Path, capsys) -> None:
     source = make_tiny_model(tmp_path / "source", hidden=64, heads=2, kv_heads=1)
+    capsys.readouterr()
     assert main(["model", "import", str(source), "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr()
     assert "Qwen3ForCausalLM, 0.1M parameters, float32, tied embeddings, a chat template" in said.out

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.crash.small_run import outcome, prepare, recipe, start
 
@@ -42,7 +43,7 @@ def durable_steps(run: Path) -> list[str]:
         (["{good}", "data.max_prompt_tokens=2"], "max_prompt_tokens"),
         (["{good}", "data.prompts={base}/chats.jsonl", "model={base}/no-template"], "chat template"),
         (["{good}", "reward.use={base}/reward.py:missing"], "missing"),
-        (["{good}", "run.device=cuda"], "sees no GPU"),
+        *([] if torch.cuda.is_available() else [(["{good}", "run.device=cuda"], "sees no GPU")]),
         (["{good}", "run.dir=/proc/no-such-place"], "/proc/no-such-place"),
         (["{good}", "model={base}/nowhere"], "nowhere"),
     ],

@@ -36,7 +36,7 @@ PROMPTS = [
     for row in range(4)
 ]
 SAMPLES, NEW_TOKENS = 4, 12
-TOLERANCE = 5e-5  # nats, float32
+TOLERANCE = 1e-4  # nats, float32
 
 
 def grpo(temperature: float) -> Grpo:
