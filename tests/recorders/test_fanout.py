@@ -91,6 +91,7 @@ def test_numbers_are_written_before_the_checkpoint_and_timings_when_the_step_end
         recorder.emit(clock.phase("generate", 1.0))
         clock.now += 0.5
         record(groups=[scored_group("q", (1.0, 0.0))], batch=BATCH, report=REPORT)
+        recorder.snapshot()  # a checkpoint finds the numbers written
         before = sink.events(Metrics)
     assert len(before) == 1
     assert before[0].values["reward/mean"] == 0.5

@@ -1,9 +1,8 @@
 """Trajectories laid end to end as a `Batch`: every row is kept, so that row counts stay those of the settings."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, repeat
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -14,8 +13,7 @@ __all__ = ["Row", "pack"]
 Value = TypeVar("Value")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(NamedTuple):
     """A prompt and its answer. `logprobs` and `mask` have the answer's length; all of it has one `advantage`."""
 
     prompt_ids: Sequence[int]

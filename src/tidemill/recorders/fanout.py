@@ -22,6 +22,9 @@ from tidemill.rollout.metrics import rollout_metrics
 
 __all__ = ["Fanout"]
 
+_PATIENCE = 0.5
+"""Seconds for which events of a step may wait to be written together: a step of a tenth of a second pays once."""
+
 _WAITING = 1000
 """Events kept for the sinks until `start`; more are dropped, oldest first."""
 
@@ -55,6 +58,9 @@ class Fanout:
         self._started = False
         self._closed = False
         self._waiting: deque[Event] = deque(maxlen=_WAITING)
+        self._pending: list[tuple[int, Event]] = []
+        self._in_step = False
+        self._written = 0.0
         self._saved: Mapping[str, Mapping[str, Any]] = {}
 
     def start(self, step: int) -> None:
@@ -76,12 +82,17 @@ class Fanout:
             self._step = step
             wall, began = self._clock(), self._timer()
             self._timing.begin(wall, threading.get_ident())
+            self._in_step, self._written = True, began
         try:
             yield self._record
         except BaseException:
             self._timing.abandon()
+            self._in_step = False
+            self._write_pending()
             raise
         with self._lock:
+            self._write_pending()  # before the clock is read: what recording costs is part of the step
+            self._in_step = False
             seconds = self._timer() - began
             values = self._timing.end(seconds)
             self._write(PhaseDone(name="step", start=wall, seconds=seconds))
@@ -112,6 +123,7 @@ class Fanout:
             states[sink.name] = dict(sink.state())
 
         with self._lock:
+            self._write_pending()
             self._each(ask, self._sinks + self._live)
         self.check()
         return Snapshot(extra={"sinks": states})
@@ -131,6 +143,7 @@ class Fanout:
         with self._lock:
             if self._closed:
                 return
+            self._write_pending()
             self._closed = True
             self._each(lambda sink: sink.close(), self._sinks + self._live)
 
@@ -147,11 +160,21 @@ class Fanout:
     def _write(self, event: Event) -> None:
         if self._closed:
             return
+        self._each(lambda sink: sink.write(self._step, event), self._live)
         if not self._started:
             self._waiting.append(event)
-        self._each(
-            lambda sink: sink.write(self._step, event), self._sinks + self._live if self._started else self._live
-        )
+            return
+        self._pending.append((self._step, event))
+        if not self._in_step or self._timer() - self._written > _PATIENCE:
+            self._write_pending()
+
+    def _write_pending(self) -> None:
+        """Hand the sinks what has waited; whatever asks a sink for its state does this first."""
+        with self._lock:
+            pending, self._pending = self._pending, []
+            self._written = self._timer()
+            for step, event in pending:
+                self._each(lambda sink, step=step, event=event: sink.write(step, event), self._sinks)  # type: ignore[misc]
 
     def _each(self, call: Callable[[Sink], None], sinks: Sequence[Sink]) -> None:
         for sink in list(sinks):

@@ -31,6 +31,7 @@ from tidemill.recorders.timing import is_timing
 
 __all__ = ["JsonlSink"]
 
+_encoded = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=str).encode
 _FILES = ("metrics.jsonl", "events.jsonl", "samples.jsonl")
 
 
@@ -98,7 +99,7 @@ class JsonlSink:
     def _append(self, name: str, kind: str, step: int, values: Mapping[str, Any]) -> None:
         body, bad = finite({key: value for key, value in values.items() if key not in ("kind", "step", "nonfinite")})
         line = {"kind": kind, "step": step, **body, **({"nonfinite": bad} if bad else {})}
-        self._files[name].write(json.dumps(line, separators=(",", ":"), allow_nan=False, default=str).encode() + b"\n")
+        self._files[name].write(_encoded(line).encode() + b"\n")
         self._files[name].flush()
 
     def _samples(self, groups: Sequence[Group]) -> Iterator[Mapping[str, Any]]:

@@ -3,10 +3,9 @@
 Source: Shao et al. 2024, arXiv:2402.03300, section 4.1; mean only: Liu et al. 2025, arXiv:2503.20783, section 3.2.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 __all__ = ["EPSILON", "GroupAdvantages", "group_advantages"]
 
@@ -27,20 +26,20 @@ def group_advantages(rewards: Sequence[float | None], *, normalize_std: bool) ->
     None (abstained or failed) is left out of mean and deviation and gets no advantage. Equal rewards, and fewer than
     two of them, give exactly 0.
     """
-    valid = np.array([reward for reward in rewards if reward is not None], dtype=np.float64)
-    if len(valid) < 2 or (valid == valid[0]).all():
+    valid = [float(reward) for reward in rewards if reward is not None]
+    if len(valid) < 2 or all(reward == valid[0] for reward in valid):
         return GroupAdvantages(values=tuple(None if reward is None else 0.0 for reward in rewards), signal=False)
     found = iter(_advantages(valid, normalize_std))
-    return GroupAdvantages(
-        values=tuple(None if reward is None else float(next(found)) for reward in rewards), signal=True
-    )
+    return GroupAdvantages(values=tuple(None if reward is None else next(found) for reward in rewards), signal=True)
 
 
-def _advantages(rewards: np.ndarray, normalize_std: bool) -> np.ndarray:
+def _advantages(rewards: Sequence[float], normalize_std: bool) -> list[float]:
     # Scaled by the largest reward first: squares of 1e200 are not finite.
-    scale = np.abs(rewards).max()
-    scaled = rewards / scale
-    centred = scaled - scaled.mean()
+    scale = max(map(abs, rewards))
+    scaled = [reward / scale for reward in rewards]
+    mean = math.fsum(scaled) / len(scaled)
+    centred = [reward - mean for reward in scaled]
     if not normalize_std:
-        return np.asarray(centred * scale)
-    return np.asarray(centred / (centred.std(ddof=1) + EPSILON / scale))
+        return [value * scale for value in centred]
+    deviation = math.sqrt(math.fsum(value * value for value in centred) / (len(centred) - 1))
+    return [value / (deviation + EPSILON / scale) for value in centred]

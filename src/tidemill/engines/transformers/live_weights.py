@@ -12,6 +12,7 @@ import torch
 
 from tidemill.engines.transformers.skeleton import computed_buffers
 from tidemill.errors import WeightSyncError
+from tidemill.weights.copying import copy_weight
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -109,7 +110,7 @@ class LiveWeights:
                         f"cannot load {name} into the engine: it came as {tuple(tensor.shape)} and should be "
                         f"{tuple(view.shape)}; trainer and engine must be built from the same model folder"
                     )
-                view.copy_(tensor)
+                copy_weight(view, tensor)
                 loaded.add(name)
         missing = [name for name in self._names if name not in loaded]
         if missing:
