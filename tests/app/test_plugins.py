@@ -69,6 +69,9 @@ class ListSink:
         with self.path.open("a") as file:
             file.write(f"{step} {type(event).__name__}\\n")
 
+    def flush(self):
+        pass
+
     def end_step(self, step):
         pass
 

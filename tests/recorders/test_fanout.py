@@ -36,6 +36,9 @@ class ListSink:
     def write(self, step: int, event: Event) -> None:
         self.told.append((step, event))
 
+    def flush(self) -> None:
+        pass
+
     def end_step(self, step: int) -> None:
         self.told.append((step, "end"))
 
@@ -295,6 +298,7 @@ def test_it_holds_nothing_of_steps_gone_by() -> None:
     class NoSink(ListSink):
         def write(self, step: int, event: Event) -> None: ...
 
+        def flush(self) -> None: ...
         def end_step(self, step: int) -> None: ...
 
     recorder = Fanout(sinks=[NoSink()])
@@ -346,3 +350,23 @@ def test_a_run_killed_and_resumed_holds_the_lines_of_one_never_killed(tmp_path: 
     assert lines(killed) == lines(whole)
     steps = [json.loads(line)["step"] for line in lines(killed)]
     assert steps == list(range(8))
+
+
+def test_what_happens_between_two_steps_is_in_the_files_at_once(tmp_path: Path) -> None:
+    recorder = Fanout(sinks=[JsonlSink(run=tmp_path)])
+    recorder.start(0)
+    recorder.emit(Notice(text="hello"))
+    assert b"hello" in (tmp_path / "events.jsonl").read_bytes()
+    with recorder.step(0):
+        recorder.emit(Notice(text="within a step"))
+    assert b"within a step" in (tmp_path / "events.jsonl").read_bytes()
+
+
+def test_a_long_step_does_not_keep_its_events_to_itself(tmp_path: Path) -> None:
+    clock = Clock()
+    recorder = Fanout(sinks=[JsonlSink(run=tmp_path)], timer=clock)
+    recorder.start(0)
+    with recorder.step(0):
+        clock.now += 1.0
+        recorder.emit(Notice(text="seen while the step goes on"))
+        assert b"seen while" in (tmp_path / "events.jsonl").read_bytes()

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from tests.recorders.synthetic_run import write_run
+from tests.recorders.written import WrittenAtOnce
 
 from tidemill.contracts.events import CheckpointEvent, Evaluated, Metrics, Notice, RolloutDone
-from tidemill.recorders.jsonl import JsonlSink
 from tidemill.recorders.report import render, write_report
 from tidemill.testing.suites.recorder import every_event, scored_group
 
@@ -74,7 +74,7 @@ def test_its_content_policy_allows_its_own_style_and_script_and_nothing_else(who
 
 def test_no_text_of_others_becomes_markup(tmp_path: Path) -> None:
     run = tmp_path / "a<b>&c"
-    sink = JsonlSink(run=run)
+    sink = WrittenAtOnce(run=run)
     sink.resume(0, {})
     for event in every_event(EVIL):
         sink.write(0, event)

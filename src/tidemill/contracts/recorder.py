@@ -56,6 +56,10 @@ class Sink(Protocol):
         """Take an event of a step. Called under the recorder's lock."""
         ...
 
+    def flush(self) -> None:
+        """Hand what was written to the operating system, so that a killed process loses none of it."""
+        ...
+
     def end_step(self, step: int) -> None:
         """The step's block was left normally; every event of it but those of background work has been written."""
         ...

@@ -29,6 +29,9 @@ class DumpSink:
         if isinstance(event, Learned) and event.groups:
             self._fresh.append(self._dump.write(step, event.groups, event.advantages()))
 
+    def flush(self) -> None:
+        """Nothing: files are whole when written."""
+
     def end_step(self, step: int) -> None:
         """Nothing is pending."""
 

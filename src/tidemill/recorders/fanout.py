@@ -68,9 +68,9 @@ class Fanout:
         with self._lock:
             self._step, self._started = step, True
             self._each(lambda sink: sink.resume(step, self._saved.get(sink.name, {})), self._sinks + self._live)
-            while self._waiting:
-                event = self._waiting.popleft()
-                self._each(lambda sink, event=event: sink.write(step, event), self._sinks)  # type: ignore[misc]
+            self._pending += [(step, event) for event in self._waiting]
+            self._waiting.clear()
+            self._write_pending()
         self.check()
 
     @contextlib.contextmanager
@@ -175,6 +175,7 @@ class Fanout:
             self._written = self._timer()
             for step, event in pending:
                 self._each(lambda sink, step=step, event=event: sink.write(step, event), self._sinks)  # type: ignore[misc]
+            self._each(lambda sink: sink.flush(), self._sinks)
 
     def _each(self, call: Callable[[Sink], None], sinks: Sequence[Sink]) -> None:
         for sink in list(sinks):

@@ -2,7 +2,7 @@
 
 `metrics.jsonl` holds lines of kind `metrics` and `eval`, equal in every run of equal settings, and `timing`, which are
 not. `events.jsonl` holds what happened when (Unix times), `samples.jsonl` some answers of each step to read. Every
-line starts with its kind and step, is ASCII, and holds no bare NaN. A line is written whole and flushed at once.
+line starts with its kind and step, is ASCII, and holds no bare NaN. A line is written whole.
 """
 
 import json
@@ -82,11 +82,18 @@ class JsonlSink:
                 line = {**vars(event), "checkpoint_step": event.step}
                 self._append("events.jsonl", "checkpoint", step, line)
 
+    def flush(self) -> None:
+        """Every line so far is in its file."""
+        for file in self._files.values():
+            file.flush()
+
     def end_step(self, step: int) -> None:
-        """Nothing: every line is flushed already."""
+        """Flush."""
+        self.flush()
 
     def state(self) -> Mapping[str, Any]:
         """Fsyncs. Lines carry their step, so there is nothing to remember."""
+        self.flush()
         for file in self._files.values():
             os.fsync(file.fileno())
         return {}
@@ -100,7 +107,6 @@ class JsonlSink:
         body, bad = finite({key: value for key, value in values.items() if key not in ("kind", "step", "nonfinite")})
         line = {"kind": kind, "step": step, **body, **({"nonfinite": bad} if bad else {})}
         self._files[name].write(_encoded(line).encode() + b"\n")
-        self._files[name].flush()
 
     def _samples(self, groups: Sequence[Group]) -> Iterator[Mapping[str, Any]]:
         for group in groups[: self._groups]:
@@ -135,6 +141,10 @@ def extremes(answers: Sequence[Trajectory], count: int) -> list[Trajectory]:
 
 def finite(value: Any) -> tuple[Any, int]:
     """The value with None for each float that is NaN or infinite, and how many there were."""
+    if type(value) is float:  # most values are, and looking for tables first is dear
+        return (value, 0) if math.isfinite(value) else (None, 1)
+    if value is None or type(value) in (int, str, bool):
+        return value, 0
     if isinstance(value, Mapping):
         pairs = {str(key): finite(item) for key, item in value.items()}
         return {key: item for key, (item, _) in pairs.items()}, sum(bad for _, bad in pairs.values())

@@ -73,6 +73,9 @@ class RichSink:
             case Progress():
                 self._bars.show(one_line(event.what), event.done, event.total)
 
+    def flush(self) -> None:
+        """Nothing: the console is not buffered."""
+
     def end_step(self, step: int) -> None:
         """Print the step's line, unless one was printed just now and this one holds no news."""
         values, self._values = self._values, {}

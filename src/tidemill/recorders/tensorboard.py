@@ -43,6 +43,9 @@ class TensorboardSink:
             if math.isfinite(value):
                 self._writers[0].add_scalar(name, float(value), step)
 
+    def flush(self) -> None:
+        """Nothing: its own thread writes; `state` waits for it."""
+
     def end_step(self, step: int) -> None:
         """Nothing: the library flushes every two minutes and `state` at each checkpoint."""
 

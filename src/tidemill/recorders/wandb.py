@@ -79,6 +79,9 @@ class WandbSink:
             values = {name: float(value) for name, value in event.values.items() if math.isfinite(value)}
             self._runs[0].log({**values, "step": step, "start": self._start})
 
+    def flush(self) -> None:
+        """Nothing: its own process writes."""
+
     def end_step(self, step: int) -> None:
         """Nothing: rows are logged at once."""
 

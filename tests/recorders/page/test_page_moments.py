@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 from tests.recorders.synthetic_run import write_run
+from tests.recorders.written import WrittenAtOnce
 
 from tidemill.contracts.events import Memory, PhaseDone
-from tidemill.recorders.jsonl import JsonlSink
 from tidemill.recorders.page.moments import moments
 from tidemill.recorders.page.source import select_lines
 
@@ -19,7 +19,7 @@ def test_the_stack_of_a_step_is_as_high_as_the_step_is_long(tmp_path: Path) -> N
 
 
 def test_of_a_long_run_few_steps_are_stacked_and_the_first_and_last_can_be_looked_into(tmp_path: Path) -> None:
-    sink = JsonlSink(run=tmp_path)
+    sink = WrittenAtOnce(run=tmp_path)
     sink.resume(0, {})
     for step in range(2000):
         sink.write(step, PhaseDone(name="step", start=float(step), seconds=1.0))
@@ -30,7 +30,7 @@ def test_of_a_long_run_few_steps_are_stacked_and_the_first_and_last_can_be_looke
 
 
 def test_a_night_between_two_starts_does_not_fill_the_picture(tmp_path: Path) -> None:
-    sink = JsonlSink(run=tmp_path)
+    sink = WrittenAtOnce(run=tmp_path)
     sink.resume(0, {})
     for step, start in enumerate((100.0, 101.0, 40_000.0, 40_001.0)):
         sink.write(step, PhaseDone(name="train", start=start + 0.25, seconds=0.5, owner="trainer"))
@@ -44,7 +44,7 @@ def test_a_night_between_two_starts_does_not_fill_the_picture(tmp_path: Path) ->
 
 
 def test_owners_are_in_one_order_and_who_is_not_named_holds_nothing(tmp_path: Path) -> None:
-    sink = JsonlSink(run=tmp_path)
+    sink = WrittenAtOnce(run=tmp_path)
     sink.resume(0, {})
     sink.write(0, PhaseDone(name="step", start=0.5, seconds=2.0))
     sink.write(0, Memory(time=1.0, what="a", device={"critic": 3, "engine": 2}, host={}, budget=9))
@@ -55,7 +55,7 @@ def test_owners_are_in_one_order_and_who_is_not_named_holds_nothing(tmp_path: Pa
 
 
 def test_a_step_under_way_ends_at_its_last_phase(tmp_path: Path) -> None:
-    sink = JsonlSink(run=tmp_path)
+    sink = WrittenAtOnce(run=tmp_path)
     sink.resume(0, {})
     sink.write(0, PhaseDone(name="sleep", start=10.0, seconds=1.0))
     sink.write(0, PhaseDone(name="generate", start=11.0, seconds=2.0))

@@ -1,14 +1,15 @@
 import json
 from pathlib import Path
 
+from tests.recorders.written import WrittenAtOnce
+
 from tidemill.contracts.events import RolloutDone
-from tidemill.recorders.jsonl import JsonlSink
 from tidemill.recorders.page.picked import picked
 from tidemill.testing.suites.recorder import scored_group
 
 
 def test_steps_are_spread_over_the_run_with_the_first_and_the_last(tmp_path: Path) -> None:
-    sink = JsonlSink(run=tmp_path)
+    sink = WrittenAtOnce(run=tmp_path)
     sink.resume(0, {})
     for step in range(500):
         sink.write(step, RolloutDone(kind="train", groups=[scored_group("q", (1.0, 0.0))]))
@@ -21,7 +22,7 @@ def test_steps_are_spread_over_the_run_with_the_first_and_the_last(tmp_path: Pat
 
 
 def test_long_texts_share_the_room_there_is(tmp_path: Path) -> None:
-    sink = JsonlSink(run=tmp_path, max_characters=100_000)
+    sink = WrittenAtOnce(run=tmp_path, max_characters=100_000)
     sink.resume(0, {})
     for step in range(100):
         sink.write(step, RolloutDone(kind="train", groups=[scored_group("long " * 2000, (1.0, 0.0)) for _ in range(4)]))
