@@ -1,7 +1,7 @@
 """What the loop itself costs: the share of a step that is neither generation, training, reward nor evaluation.
 
-Reads a run folder, so any run can be looked at; the quick start's goal is below 5 %. Evaluated steps and those of the
-supervised warm-up are left out.
+Reads a run folder, so any run can be looked at. `overhead` is over all steps of the run, `overhead_rl` and its parts
+over those with a rollout; steps with an evaluation are left out.
 
     python benchmarks/loop.py runs/quickstart [--json FILE]
 """
@@ -18,10 +18,15 @@ PARTS = ("time/sleep", "time/wake_up", "time/update_weights", "time/save_stall",
 
 
 def timings(run: Path) -> list[dict[str, Any]]:
-    """Timing lines of reinforcement steps without an evaluation."""
+    """Timing lines of steps without an evaluation."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    found = [line for line in lines if line["kind"] == "timing" and "time/generate" in line]
-    return [line for line in found if "time/evaluate" not in line]
+    return [line for line in lines if line["kind"] == "timing" and "time/evaluate" not in line]
+
+
+def overhead(steps: list[dict[str, Any]]) -> float:
+    """Seconds outside of work, as a part of all seconds."""
+    total = sum(step["time/step"] for step in steps)
+    return 1 - sum(step.get(name, 0.0) for step in steps for name in WORK) / total
 
 
 def main() -> int:
@@ -30,12 +35,13 @@ def main() -> int:
     parser.add_argument("run", type=Path)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    steps = timings(arguments.run)
+    everything = timings(arguments.run)
+    steps = [step for step in everything if "time/generate" in step]
     if not steps:
         print(f"{arguments.run} has no reinforcement step to look at", file=sys.stderr)
         return 1
     total = sum(step["time/step"] for step in steps)
-    values = {"overhead": 1 - sum(step.get(name, 0.0) for step in steps for name in WORK) / total}
+    values = {"overhead": overhead(everything), "overhead_rl": overhead(steps)}
     values |= {name.removeprefix("time/"): sum(step.get(name, 0.0) for step in steps) / total for name in PARTS}
     middle = statistics.median(step["time/step"] for step in steps)
     lines = [
