@@ -20,7 +20,7 @@ from tidemill.environments.single_turn import SingleTurn
 
 
 class ScaledSettings(AlgorithmSettings):
-    implementation: ClassVar[str] = "my_lab:Scaled"
+    implementation: ClassVar[str] = "own_parts:Scaled"
     least_samples: ClassVar[int] = 2
 
     scale: float = 2.0
@@ -44,7 +44,7 @@ class Scaled:
 
 
 class PlaySettings(EnvironmentSettings):
-    implementation: ClassVar[str] = "my_lab:Play"
+    implementation: ClassVar[str] = "own_parts:Play"
 
 
 class Play:
@@ -56,7 +56,7 @@ class Play:
 
 
 class ListSettings(SinkSettings):
-    implementation: ClassVar[str] = "my_lab:ListSink"
+    implementation: ClassVar[str] = "own_parts:ListSink"
 
 
 class ListSink:
@@ -89,14 +89,14 @@ class ListSink:
 def test_algorithm_environment_and_recorder_of_ones_own_make_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "my_lab.py").write_text(LAB)
+    (tmp_path / "own_parts.py").write_text(LAB)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "my_lab", raising=False)
+    monkeypatch.delitem(sys.modules, "own_parts", raising=False)
     prepare(tmp_path)
     run = tmp_path / "run"
     words = [
-        "algorithm.use=my_lab:ScaledSettings", "algorithm.scale=0.5", "environment.use=my_lab:PlaySettings",
-        'recorder.use=["my_lab:ListSettings"]', "steps=6", "eval.every=0",
+        "algorithm.use=own_parts:ScaledSettings", "algorithm.scale=0.5", "environment.use=own_parts:PlaySettings",
+        'recorder.use=["own_parts:ListSettings"]', "steps=6", "eval.every=0",
     ]  # fmt: skip
     assert main(["run", str(recipe(tmp_path, run)), *words, "--quiet"]) == 0
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -109,5 +109,5 @@ def test_a_plug_in_that_is_not_there_is_refused_with_advice(tmp_path: Path, caps
     words = ["run", str(recipe(tmp_path, tmp_path / "run"))]
     assert main([*words, "algorithm.use=grpp"]) == 2
     assert "did you mean grpo?" in capsys.readouterr().err
-    assert main([*words, "engine.use=no_such_lab:Engine"]) == 2
-    assert "no_such_lab" in capsys.readouterr().err
+    assert main([*words, "engine.use=no_such_place:Engine"]) == 2
+    assert "no_such_place" in capsys.readouterr().err
