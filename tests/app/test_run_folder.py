@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tidemill.app.run_folder import RunFolder
-from tidemill.errors import ConfigError
+from tidemill.errors import ConfigError, TidemillError
 from tidemill.faults import armed
 
 
@@ -51,7 +51,7 @@ def test_a_summary_that_cannot_be_written_leaves_the_earlier_one_and_nothing_els
     folder.write_summary({"steps": 3})
     with pytest.raises(ValueError, match="JSON"):
         folder.write_summary({"steps": float("nan")})
-    with armed("run-folder.write=disk-full"), pytest.raises(OSError, match="No space left"):
+    with armed("run-folder.write=disk-full"), pytest.raises(TidemillError, match="free the disk"):
         folder.write_summary({"steps": 4})
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
     assert json.loads(folder.summary.read_text()) == {"steps": 3}

@@ -229,3 +229,13 @@ def test_an_accepted_change_goes_on_with_the_next_epoch_and_says_so(name: str, b
 def test_what_a_checkpoint_is_bound_to_are_the_names_that_the_settings_take(base: Path) -> None:
     loaded = load([recipe(base, base / "names")], [])
     assert set(run_identity(loaded.config)) == set(BOUND_TO)
+
+
+def test_settings_that_changed_between_two_starts_are_told(base: Path, command: Command) -> None:
+    folder = base / "changed settings"
+    words = ["run", str(recipe(base, folder)), "eval.every=0"]
+    assert command(*words, "steps=5")[0] == 0
+    assert command(*words, "steps=6", "trainer.optimizer.lr=2e-3")[0] == 0
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    told = [event["text"] for event in events if event["kind"] == "notice" and "settings changed" in event["text"]]
+    assert told == ["settings changed since then: steps: 5 -> 6; trainer.optimizer.lr: 0.001 -> 0.002"]

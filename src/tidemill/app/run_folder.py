@@ -10,7 +10,7 @@ from typing import Any
 
 from tidemill.checkpoint.durable import fsync_folder, make_folder, replace_durably
 from tidemill.checkpoint.manifest import library_versions
-from tidemill.errors import ConfigError
+from tidemill.errors import ConfigError, TidemillError
 from tidemill.recorders.page.source import read_json
 
 __all__ = ["RunFolder"]
@@ -47,12 +47,18 @@ class RunFolder:
         while (self.root / f"aside-{number}").exists():
             number += 1
         target = self.root / f"aside-{number}"
-        make_folder(target)
-        for path in earlier:
-            path.rename(target / path.name)
-        # The new names first: a power cut may leave a thing in both places, never in none.
-        fsync_folder(target)
-        fsync_folder(self.root)
+        try:
+            make_folder(target)
+            for path in earlier:
+                path.rename(target / path.name)
+            # The new names first: a power cut may leave a thing in both places, never in none.
+            fsync_folder(target)
+            fsync_folder(self.root)
+        except OSError as error:
+            raise TidemillError(
+                f"cannot move what {self.root} holds to {target.name}: {error}; nothing is lost: mend it and start "
+                "again, or choose another run.dir"
+            ) from error
         return target
 
     def write_manifest(self, *, settings: Mapping[str, Any], attempt: int, command: Sequence[str], device: str) -> None:
@@ -79,4 +85,10 @@ class RunFolder:
 
     def _write(self, path: Path, values: Mapping[str, Any]) -> None:
         text = json.dumps(values, indent=1, allow_nan=False, default=str) + "\n"
-        replace_durably(path, text.encode(), faults="run-folder")
+        try:
+            replace_durably(path, text.encode(), faults="run-folder")
+        except OSError as error:
+            raise TidemillError(
+                f"cannot write {path}: {error}; what was saved is safe: free the disk or make the folder writable, and "
+                "start the same command again"
+            ) from error

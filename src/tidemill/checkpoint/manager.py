@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.checkpoint.catalog import clean_leftovers, newest, set_aside
+from tidemill.checkpoint.changes import changed_settings
 from tidemill.checkpoint.commit import Committer, Staged, stage
 from tidemill.checkpoint.durable import fsync_folder, make_folder, write_durably
 from tidemill.checkpoint.identity import check_identity
@@ -77,6 +78,7 @@ class CheckpointManager:
         self._attempt = attempt
         self._seed = seed
         self._grace, self._emit, self._fit = grace, emit, fit
+        self._settings = settings
         self._restored_step = -1
         retention = {"keep_last": keep_last, "keep_every": keep_every}
         self._committer = Committer(
@@ -121,6 +123,9 @@ class CheckpointManager:
         self._tell_restored(stored)
         saved_by = stored.manifest.attempt
         self._emit(Notice(text=f"resuming from {stored.path.name} (saved by attempt {saved_by})"))
+        changed = changed_settings(stored.manifest.settings.get("settings", {}), self._settings.get("settings", {}))
+        if changed:
+            self._emit(Notice(text=f"settings changed since then: {'; '.join(changed)}"))
         state = self._fit(replace(stored.state, attempt=self._attempt, seed=self._seed))
         self._rehearse(state)
         return state

@@ -47,6 +47,10 @@ class Data(Protocol):
         """
         ...
 
+    def all_prompts(self, limit: int = 0) -> list[Prompt]:
+        """The first `limit` prompts in the order of the file, 0 for all: for evaluations."""
+        ...
+
     def rebase(self, cursor: Cursor) -> Cursor:
         """The cursor that `take` accepts in its place, for a change of data that the user accepted. Pure.
 

@@ -31,8 +31,11 @@ class TensorboardSink:
         self._writers: list[Any] = []
 
     def resume(self, step: int, state: Mapping[str, Any]) -> None:
-        """Open a file that begins with the order to forget `step` and later."""
+        """Open a file that begins with the order to forget `step` and later; from step 0 there is nothing to keep."""
         self.close()
+        if step == 0:
+            for path in self._folder.glob("events.out.tfevents.*"):
+                path.unlink()
         self._writers.append(self._library.SummaryWriter(log_dir=str(self._folder), purge_step=step))
 
     def write(self, step: int, event: Event) -> None:

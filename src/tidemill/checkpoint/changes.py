@@ -1,0 +1,26 @@
+"""Which settings differ between two starts of a run: allowed, but never without a word."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+__all__ = ["changed_settings"]
+
+_MISSING = "not set"
+
+
+def changed_settings(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """`path: was -> is` of each setting that differs, in order of the paths. Tables are compared value by value."""
+    before, after = dict(_leaves(saved)), dict(_leaves(now))
+    return [
+        f"{path}: {before.get(path, _MISSING)} -> {after.get(path, _MISSING)}"
+        for path in sorted({*before, *after})
+        if before.get(path, _MISSING) != after.get(path, _MISSING)
+    ]
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
