@@ -6,6 +6,7 @@ to do: lower case, no full stop, names as the user writes them. `exit_code` is w
 
 __all__ = [
     "CheckpointError",
+    "CheckpointRefused",
     "ConfigError",
     "DataError",
     "EngineError",
@@ -53,6 +54,12 @@ class ResidencyError(TidemillError):
 
 class CheckpointError(TidemillError):
     """A checkpoint could not be written, or cannot be trusted."""
+
+
+class CheckpointRefused(CheckpointError):
+    """What was asked for does not fit what is there; nothing was started and nothing is changed."""
+
+    exit_code = 2
 
 
 class WeightSyncError(TidemillError):

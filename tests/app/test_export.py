@@ -93,7 +93,7 @@ def test_a_finished_folder_answers_only_to_its_own_run(
         rows.write_text((finished.parent / "rows.jsonl").read_text() + '{"prompt": "87654321>", "label": "12345678"}\n')
         word = f"data.prompts={rows}"
     before = (run / "summary.json").read_bytes()
-    assert main([*words, word]) == 1
+    assert main([*words, word]) == 2
     assert f"its {name} is " in capsys.readouterr().err
     assert (run / "summary.json").read_bytes() == before
     assert main([*words, word, f'checkpoint.accept=["{name}"]']) == 0

@@ -57,8 +57,8 @@ def test_each_step_is_one_plain_line_where_there_is_no_terminal() -> None:
     assert stream.getvalue().splitlines() == [
         "warm-up 1/2  loss 0.012  tokens 1.2k/s  0.11 s",
         "warm-up 2/2  loss 0.012  tokens 1.2k/s  0.11 s",
-        "step 3/4  reward 0.71  answer 9  tokens 1.2k/s  0.11 s",
-        "step 4/4  reward 0.71  answer 9  tokens 1.2k/s  0.11 s",
+        "step 3/4  reward 0.71  answer tokens 9  tokens 1.2k/s  0.11 s",
+        "step 4/4  reward 0.71  answer tokens 9  tokens 1.2k/s  0.11 s",
     ]
 
 

@@ -24,11 +24,18 @@ def test_numbers_are_short(value: float, words: str) -> None:
     assert number(value) == words
 
 
+def test_a_reward_of_nothing_is_shown_and_so_are_groups_that_teach_nothing() -> None:
+    values = {"reward/scored": 1.0, "reward/mean": 0.0, "policy/grad_norm": 0.0, "rollout/groups_without_signal": 8.0}
+    assert step_line("step 1/3", values, "") == "step 1/3  reward 0  grad norm 0  groups without signal 8"
+
+
 def test_a_step_is_a_line_that_a_person_understands() -> None:
     values = {"reward/mean": 0.71, "policy/kl": 0.0003, "batch/tokens": 132, "time/step": 0.11}
     values |= {"reward/scored": 1.0, "rollout/tokens_mean": 9.0, "policy/loss": 1e-9}
     line = step_line("step 120/400", values, "checkpoint 100 durable")
-    assert line == "step 120/400  reward 0.71  answer 9  kl 0.0003  tokens 1.2k/s  0.11 s  checkpoint 100 durable"
+    assert (
+        line == "step 120/400  reward 0.71  answer tokens 9  kl 0.0003  tokens 1.2k/s  0.11 s  checkpoint 100 durable"
+    )
     assert step_line("step 1/2", {}, "") == "step 1/2"
 
 

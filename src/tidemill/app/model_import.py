@@ -19,6 +19,7 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging
 
+from tidemill.config.tokenizer_files import holds_a_tokenizer
 from tidemill.data.tokenizer_folder import load_tokenizer
 from tidemill.errors import DataError, PluginError
 
@@ -103,6 +104,8 @@ def _check_folder(source: Path) -> None:
         packed = sorted(source.glob("*.gguf"))
         hint = f"name the file {packed[0]} itself" if packed else "name a GGUF file or a Hugging Face folder"
         raise DataError(f"cannot import {source}: there is no config.json in it; {hint}")
+    if not holds_a_tokenizer(source):
+        raise DataError(f"cannot import {source}: there is no tokenizer in it; copy the tokenizer's files into it")
     if any(source.glob("*.safetensors")):
         return
     pickles = sorted([*source.glob("*.bin"), *source.glob("*.pt"), *source.glob("*.pth")])

@@ -67,4 +67,6 @@ def _say(text: str) -> None:
     """Past Python's buffers, which may be half-way through a write; to nobody when nobody listens any more."""
     with contextlib.suppress(OSError, ValueError):
         if sys.stderr is not None:
-            os.write(sys.stderr.fileno(), f"tidemill: {text}\n".encode())
+            # A terminal shows ^C, and perhaps half a progress bar, on the line where the cursor is.
+            start = "\n" if sys.stderr.isatty() else ""
+            os.write(sys.stderr.fileno(), f"{start}tidemill: {text}\n".encode())

@@ -15,7 +15,7 @@ from tidemill.checkpoint.safetensors_file import TensorFile, flat, write_tensors
 from tidemill.checkpoint.safetensors_header import ITEM_BYTES, lay_out
 from tidemill.contracts.checkpoint import TensorBytes
 from tidemill.contracts.events import Emit, Notice, Progress
-from tidemill.errors import CheckpointError
+from tidemill.errors import CheckpointError, CheckpointRefused
 from tidemill.faults import point
 from tidemill.units import format_bytes
 
@@ -76,7 +76,7 @@ def export_model(
 
 def _check_target(target: Path) -> None:
     if target.is_symlink() or (target.exists() and (not target.is_dir() or any(target.iterdir()))):
-        raise CheckpointError(f"cannot export to {target}: it is there already; remove it, or choose another folder")
+        raise CheckpointRefused(f"cannot export to {target}: it is there already; remove it, or choose another folder")
 
 
 def _check_room(target: Path, specs: _Specs, model: BaseModel) -> None:

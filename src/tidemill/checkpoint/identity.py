@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tidemill.checkpoint.catalog import entries
 from tidemill.checkpoint.manifest import MANIFEST, Manifest, NewerFormatError
-from tidemill.errors import CheckpointError
+from tidemill.errors import CheckpointError, CheckpointRefused
 
 __all__ = ["check_identity", "check_newest"]
 
@@ -17,7 +17,7 @@ def check_identity(path: Path, saved: Mapping[str, str], mine: Mapping[str, str]
     for name in sorted({*saved, *mine} - set(accept)):
         was, now = saved.get(name, _NOTHING), mine.get(name, _NOTHING)
         if was != now:
-            raise CheckpointError(
+            raise CheckpointRefused(
                 f"cannot resume from {path}: its {name} is {was}, this run's is {now}; go back to the former, start "
                 f'another run.dir, or accept the change with checkpoint.accept = ["{name}"]'
             )

@@ -24,5 +24,8 @@ def main(arguments: argparse.Namespace) -> int:
         print(json.dumps({"ok": True, **loaded.to_json()}, indent=1))
         return 0
     print(effective(loaded))
-    print("these settings are good; `tidemill run` with the same words starts the run", file=sys.stderr)
+    print(
+        "these settings are good; `tidemill run` with the same words reads model, data and reward, and starts the run",
+        file=sys.stderr,
+    )
     return 0

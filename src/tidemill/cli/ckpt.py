@@ -127,7 +127,12 @@ def _export(args: argparse.Namespace) -> int:
 def _entries(run: Path) -> list[Entry]:
     found = entries(run / "checkpoints")
     if not found:
-        raise ConfigError(f"no checkpoints in {run / 'checkpoints'}; name the folder of a run that has saved (run.dir)")
+        hint = (
+            f"did you mean {run.parent.parent}?"
+            if run.parent.name == "checkpoints"
+            else "name a run's folder (run.dir)"
+        )
+        raise ConfigError(f"no checkpoints in {run / 'checkpoints'}; {hint}")
     return found
 
 

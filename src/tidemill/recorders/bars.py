@@ -40,7 +40,7 @@ class Bars:
             return
         if what not in self._tasks:
             self._progress.start()
-            self._tasks[what] = self._progress.add_task(what)
+            self._tasks[what] = self._progress.add_task(what, total=total or None)
         self._progress.update(self._tasks[what], completed=done, total=total or None)
 
     def clear(self) -> None:

@@ -9,7 +9,8 @@ from tidemill.units import format_bytes, format_seconds
 __all__ = ["SIDE", "checkpoint_line", "evaluation_line", "number", "step_line"]
 
 # With one update a step the ratio is 1, and loss and KL say nothing: they are shown where they do.
-_SHOWN = {"reward": "reward/mean", "answer": "rollout/tokens_mean", "kl": "policy/kl", "grad norm": "policy/grad_norm"}
+_SHOWN = {"reward": "reward/mean", "answer tokens": "rollout/tokens_mean", "grad norm": "policy/grad_norm"}
+_SHOWN_IF_ANY = {"kl": "policy/kl", "groups without signal": "rollout/groups_without_signal"}
 _SHOWN_IN_WARM_UP = {"loss": "policy/loss", "grad norm": "policy/grad_norm"}
 
 SIDE = frozenset({"eval/failed", "eval/abstained", "eval/truncated", "eval/tokens_mean"})
@@ -30,7 +31,8 @@ def step_line(head: str, values: Mapping[str, float], checkpoint: str) -> str:
     """`step 120/400  reward 0.71  answer 9  grad norm 1.2  tokens 1.2k/s  0.11 s  checkpoint 100 durable`."""
     shown = _SHOWN if "reward/scored" in values else _SHOWN_IN_WARM_UP
     words = [head]
-    words += [f"{word} {number(values[name])}" for word, name in shown.items() if values.get(name)]
+    words += [f"{word} {number(values[name])}" for word, name in shown.items() if name in values]
+    words += [f"{word} {number(values[name])}" for word, name in _SHOWN_IF_ANY.items() if values.get(name)]
     seconds = values.get("time/step", 0.0)
     if seconds > 0 and "batch/tokens" in values:
         words.append(f"tokens {number(values['batch/tokens'] / seconds)}/s")

@@ -120,10 +120,11 @@ class FunctionReward:
     def _check_budget(self, scores: Sequence[Score]) -> None:
         failed = [score for score in scores if score.status is ScoreStatus.FAILED]
         if len(failed) > self._budget * len(scores):
+            first = failed[0].reason.removeprefix(f"reward {self.name} failed for ")
             raise RewardError(
                 f"reward {self.name} failed for {len(failed)} of {len(scores)} answers, more than "
-                f"reward.failure_budget = {self._budget:g} allows: the first: {failed[0].reason}; "
-                "mend the function, give it more time or memory, or raise the budget"
+                f"reward.failure_budget = {self._budget:g} allows: the first for {first}; "
+                "mend the function, or raise the budget"
             )
 
 

@@ -33,6 +33,8 @@ def curves(numbers: Numbers, warm_up: int) -> list[dict[str, Any]]:
     for key, title, candidates, unit in _CHARTS:
         present = [name for name in candidates if name in names]
         drawn += present
+        if key == "kl" and not any(line.get(name) for name in present for line in lines):
+            continue  # one update a step: the policy is the one that sampled, a flat line says nothing
         # The two phases minimise different things: on one axis the second would be a flat line.
         series = [_series(name, learning or lines if key == "loss" else lines) for name in present]
         charts.append(_chart(key, title, series, unit=unit, log=key in ("rate", "gradient"), smooth=key != "rate"))
