@@ -58,11 +58,15 @@ def _ended(arguments: argparse.Namespace) -> int:
 def parsed(argv: list[str]) -> argparse.Namespace:
     """Arguments, with settings split into `files` and `words`, wherever the options stand between them."""
     top = parser()
+    if not argv:
+        top.print_help(sys.stderr)
+        raise SystemExit(2)
     arguments, rest = top.parse_known_args(argv)
     named = list(arguments.settings)
     unknown = [word for word in rest if not named or word.startswith("-")]
     if unknown:
-        top.error(f"{arguments.verb} does not know {' '.join(unknown)}")
+        hint = "; settings are written path=value" if arguments.verb in ("run", "check", "rollout") else ""
+        top.error(f"{arguments.verb} does not know {' '.join(unknown)}{hint}")
     named += rest
     arguments.files = [Path(word) for word in named if _is_file(word)]
     arguments.words = [word for word in named if not _is_file(word)]
