@@ -1,7 +1,7 @@
 # Two commands: `make demo` trains a small model end to end, `make test` runs every test. Both set everything up in
 # .venv on the first call and are quick on the next. Needs git, make and Python 3.11 or 3.12 with venv.
 
-PYTHON ?= $(shell for p in python3.12 python3.11 python3 python; do \
+PYTHON ?= $(shell for p in python3.11 python3.12 python3 python; do \
 	$$p -c 'import sys, venv; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && { echo $$p; break; }; done)
 VENV ?= .venv
 BIN := $(VENV)/bin
