@@ -223,3 +223,10 @@ def test_without_the_library_the_install_command_is_said(tmp_path: Path, monkeyp
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(PluginError, match=r"pip install 'tidemill\[gguf\]'"):
         import_model(tmp_path / "file.gguf", tmp_path / "out")
+
+
+def test_a_folder_without_a_tokenizer_is_named_itself(tmp_path: Path, source: Path) -> None:
+    for file in source.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(DataError, match=f"cannot import {source}: there is no tokenizer in it"):
+        import_model(source, tmp_path / "out")

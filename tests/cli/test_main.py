@@ -211,3 +211,15 @@ def test_verbs_are_modules() -> None:
     (verbs,) = (action.choices for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
     for name in verbs:
         assert (folder / f"{name}.py").is_file(), name
+
+
+def test_who_types_nothing_is_helped(command: Command) -> None:
+    done = command()
+    assert done.returncode == 2
+    assert "train, or go on from the newest checkpoint" in done.stderr
+
+
+def test_an_option_for_a_setting_is_told_how_settings_are_written(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "a.toml", "--lr", "3"])
+    assert "settings are written path=value" in capsys.readouterr().err

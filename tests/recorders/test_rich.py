@@ -175,3 +175,13 @@ def test_a_terminal_that_is_gone_costs_the_run_its_console_and_no_more(event: No
     recorder.emit(event)
     recorder.emit(Notice(text="and on"))
     recorder.close()
+
+
+def test_a_bar_shows_the_true_total_from_its_first_moment() -> None:
+    terminal = Terminal()
+    sink = RichSink(steps=4, warm_up_steps=0, stream=terminal)
+    sink.resume(0, {})
+    sink.write(0, Progress(what="rollout", done=0, total=64))
+    sink.close()
+    assert "0/64" in terminal.getvalue()
+    assert "100" not in terminal.getvalue()

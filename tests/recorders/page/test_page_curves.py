@@ -44,3 +44,10 @@ def test_a_gap_stays_a_gap() -> None:
 def test_five_digits_are_kept() -> None:
     assert rounded(0.123456789) == 0.12346
     assert rounded(1234567.0) == 1234600.0
+
+
+@pytest.mark.parametrize(("kl", "drawn"), [(0.0, False), (0.01, True)])
+def test_a_divergence_that_is_always_zero_has_no_chart(kl: float, drawn: bool) -> None:
+    lines = [{"kind": "metrics", "step": step, "policy/kl": kl} for step in range(5)]
+    charts = curves(Numbers(metrics=lines, timings=[], evaluations=[], steps=5), 0)
+    assert any("KL" in str(chart) for chart in charts) is drawn
