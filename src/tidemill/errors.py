@@ -7,6 +7,7 @@ to do: lower case, no full stop, names as the user writes them. `exit_code` is w
 __all__ = [
     "CheckpointError",
     "CheckpointRefused",
+    "ClusterError",
     "ConfigError",
     "DataError",
     "EngineError",
@@ -21,6 +22,7 @@ __all__ = [
     "TidemillError",
     "TrainerError",
     "WeightSyncError",
+    "WorkerError",
 ]
 
 
@@ -46,6 +48,10 @@ class PluginError(ConfigError, ImportError):
 
 class RunLockedError(ConfigError):
     """Another process holds the run folder."""
+
+
+class ClusterError(ConfigError):
+    """The machines, GPUs or processes asked for cannot be had."""
 
 
 class ResidencyError(TidemillError):
@@ -84,6 +90,10 @@ class EnvironmentFailure(TidemillError):
 
 class RewardError(TidemillError):
     """Too many rewards failed to call the rest a batch, or the reward function does not keep its contract."""
+
+
+class WorkerError(TidemillError):
+    """A worker process failed, died or did not answer, and the run cannot go on without it."""
 
 
 class Interrupted(BaseException):

@@ -3,6 +3,7 @@
 A program passes a point by `point("checkpoint.write.file")`. A test arms it in its own process with `armed`, or in a
 child by the environment variable `TIDEMILL_FAULTS="name=action[@nth]"`, several separated by commas. Actions: `raise`,
 `kill` (SIGKILL to this process), `disk-full` (OSError ENOSPC), `delay:SECONDS`, `stop` (SIGTERM to this process).
+A name may begin with the process in which it counts, `trainer-1/checkpoint.write=kill`; others count in the driver.
 """
 
 import contextlib
@@ -14,7 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-__all__ = ["FaultInjected", "arm", "armed", "passed", "point"]
+__all__ = ["FaultInjected", "arm", "armed", "as_process", "passed", "point", "told"]
 
 
 class FaultInjected(RuntimeError):
@@ -37,7 +38,19 @@ def _parse(text: str) -> dict[str, _Fault]:
     return faults
 
 
-_armed: dict[str, _Fault] = _parse(os.environ.get("TIDEMILL_FAULTS", ""))
+def _here(text: str) -> dict[str, _Fault]:
+    """What of `text` counts in this process."""
+    found = {}
+    for name, fault in _parse(text).items():
+        process, slash, bare = name.rpartition("/")
+        if (process if slash else "driver") == _process:
+            found[bare] = fault
+    return found
+
+
+_process = "driver"
+_texts: list[str] = [os.environ.get("TIDEMILL_FAULTS", "")]
+_armed: dict[str, _Fault] = _here(_texts[0])
 _recording: list[str] | None = None
 _lock = threading.Lock()
 
@@ -75,19 +88,35 @@ def _act(name: str, action: str) -> None:
 
 def arm(text: str) -> None:
     """Arm faults in this process for good; `text` as in TIDEMILL_FAULTS, which is read once, at import."""
-    _armed.update(_parse(text))
+    _texts.append(text)
+    _armed.update(_here(text))
+
+
+def told() -> str:
+    """All that was armed in this process, for others too: what a child process is given."""
+    return ",".join(filter(None, _texts))
+
+
+def as_process(name: str, text: str) -> None:
+    """Be the process `name` from now on, with what counts there of `text` armed, and nothing else."""
+    global _process
+    _process = name
+    _texts[:] = [text]
+    _armed.clear()
+    _armed.update(_here(text))
 
 
 @contextlib.contextmanager
 def armed(text: str) -> Iterator[None]:
     """Arm faults in this process for a block; `text` as in TIDEMILL_FAULTS."""
-    before = dict(_armed)
+    before, texts = dict(_armed), list(_texts)
     arm(text)
     try:
         yield
     finally:
         _armed.clear()
         _armed.update(before)
+        _texts[:] = texts
 
 
 @contextlib.contextmanager

@@ -30,9 +30,8 @@ def test_gradients_that_are_not_allocated_yet_do_not_count_as_memory_to_be_had(
         return 10_000, "enough"
 
     monkeypatch.setattr(assemble, "budget_for", budget_for)
-    monkeypatch.setattr(assemble, "_device_bytes", lambda device: 5_000)
     events: list[Event] = []
-    assemble.leases(loaded.config, trainer=trainer, engine=engine, device="cpu", emit=events.append)
+    assemble.leases(loaded.config, trainer=trainer, engine=engine, free_bytes=5_000, emit=events.append)
     assert seen["device_bytes"] == 5_000 + 100 + 200
     assert seen["trainer_bytes"] == 400
     assert Notice(text="enough") in events

@@ -16,6 +16,7 @@ from tidemill.cli.main import main
 from tidemill.config.load import load
 from tidemill.contracts.batch import Batch
 from tidemill.contracts.events import ignore
+from tidemill.contracts.workers import Place
 from tidemill.residency.manager import LeaseManager
 from tidemill.residency.plan import NO_LIMIT
 from tidemill.rollout.dump import read_dump
@@ -31,7 +32,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def trainer_log_probs(settings: Path, words: list[str], run: Path, batch: Batch) -> np.ndarray[Any, Any]:
     """Of the newest checkpoint, by a trainer that loads it."""
-    trainer = build_trainer(load([settings], words).config, device="cpu", emit=ignore)
+    trainer = build_trainer(load([settings], words).config, Place(), ignore)
     residency = LeaseManager(budget=NO_LIMIT, emit=ignore, deadline=10.0)
     stored, _ = newest(run / "checkpoints")
     assert stored is not None

@@ -1,11 +1,11 @@
 """The only place that knows all names: from a config to the parts that a loop is given."""
 
 import contextlib
+import functools
 import random
 from collections.abc import Callable, Iterator
 
 import numpy as np
-import psutil
 import torch
 
 from tidemill.app import build
@@ -15,6 +15,7 @@ from tidemill.app.run_folder import RunFolder
 from tidemill.checkpoint.manager import CheckpointManager
 from tidemill.config.load import Loaded
 from tidemill.config.run import RunConfig
+from tidemill.contracts.cluster import Cluster
 from tidemill.contracts.engine import RolloutEngine
 from tidemill.contracts.environment import Environment, Reward
 from tidemill.contracts.events import Emit, Notice
@@ -37,7 +38,6 @@ from tidemill.rollout.evaluate import Evaluator, NoEvaluation
 from tidemill.rollout.replay import ReplayRollout
 from tidemill.rollout.warm_up import NoWarmUp, SupervisedWarmUp
 from tidemill.units import format_bytes
-from tidemill.weights.direct import DirectWeightSync
 
 __all__ = ["assembled", "chosen_device", "prepare_torch"]
 
@@ -67,9 +67,8 @@ def assembled(
     """Every part, built; child processes and workers end with the block."""
     config, emit = loaded.config, recorder.emit
     prepare_torch(config)
-    device = chosen_device(config)
     with contextlib.ExitStack() as stack:
-        cluster = build.build_cluster(config)
+        cluster = build.build_cluster(config, emit)
         stack.callback(cluster.close)
         tokenizer = Tokenizer(config.model, allow_special_tokens=config.data.allow_special_tokens)
         reward = build.build_reward(config, emit)
@@ -86,10 +85,10 @@ def assembled(
             emit=emit,
         )
         algorithm = build.build_algorithm(config)
-        trainer = cluster.place(lambda: build.build_trainer(config, device=device, emit=emit))
+        trainer = cluster.trainer(functools.partial(build.build_trainer, config), ranks=config.trainer.ranks)
         stack.callback(trainer.close)
-        engine, make_sync = _engine(config, cluster.place, device, emit)
-        residency = leases(config, trainer=trainer, engine=engine, device=device, emit=emit)
+        engine, make_sync = _engine(config, cluster, emit)
+        residency = leases(config, trainer=trainer, engine=engine, free_bytes=cluster.free_bytes(), emit=emit)
         stack.callback(residency.close)
         checkpointer = _checkpointer(loaded, folder, trainer, recorder, residency, attempt, changes)
         yield Parts(
@@ -111,17 +110,16 @@ def assembled(
         )
 
 
-Place = Callable[[Callable[[], RolloutEngine]], RolloutEngine]
 MakeSync = Callable[[Residency], WeightSync]
 
 
-def _engine(config: RunConfig, place: Place, device: str, emit: Emit) -> tuple[RolloutEngine, MakeSync]:
+def _engine(config: RunConfig, cluster: Cluster, emit: Emit) -> tuple[RolloutEngine, MakeSync]:
     """The engine, and what hands weights to it, which waits for the leases of both."""
     if config.rollout.replay is not None:
         emit(Notice(text=f"replaying rollouts of {config.rollout.replay}: no engine is built, nothing is evaluated"))
         return ReplayEngine(), lambda residency: NoWeightSync()
-    engine = place(lambda: build.build_engine(config, device=device, emit=emit))
-    return engine, lambda residency: DirectWeightSync(residency=residency, emit=emit)
+    engine = cluster.engine(functools.partial(build.build_engine, config), replicas=1)
+    return engine, lambda residency: cluster.weight_sync(residency, emit)
 
 
 def _rollout(config: RunConfig, environment: Environment, reward: Reward, emit: Emit) -> Rollout:
@@ -169,7 +167,7 @@ def _warm_up(config: RunConfig, tokenizer: Tokenizer, emit: Emit) -> tuple[WarmU
     return SupervisedWarmUp(steps=config.warm_up.steps, demonstrations=demonstrations), data.rebase
 
 
-def leases(config: RunConfig, *, trainer: Trainer, engine: RolloutEngine, device: str, emit: Emit) -> LeaseManager:
+def leases(config: RunConfig, *, trainer: Trainer, engine: RolloutEngine, free_bytes: int, emit: Emit) -> LeaseManager:
     """The residency of one device, under the budget that the settings stand for; says what it chose."""
     own = {mode for mode in (config.trainer.offload, config.engine.offload) if mode != "auto"}
     mode = own.pop() if own else config.residency.offload
@@ -180,7 +178,7 @@ def leases(config: RunConfig, *, trainer: Trainer, engine: RolloutEngine, device
     }
     # What the trainer holds counts as free, for it can sleep. Its gradients are resident and not allocated yet.
     held = trainer.footprint(trainer.resident() & (Part.WEIGHTS | Part.OPTIMIZER))
-    budget, sentence = budget_for(mode, **sizes, device_bytes=_device_bytes(device) + held)
+    budget, sentence = budget_for(mode, **sizes, device_bytes=free_bytes + held)
     if mode == "auto" and config.residency.budget != "auto":
         budget = config.residency.budget
         sentence = f"residency.budget is {format_bytes(budget)}: who is idle sleeps when another needs the bytes"
@@ -189,12 +187,6 @@ def leases(config: RunConfig, *, trainer: Trainer, engine: RolloutEngine, device
     manager = LeaseManager(budget=budget, emit=emit, deadline=config.residency.deadline)
     manager.admit(trainer)
     return manager
-
-
-def _device_bytes(device: str) -> int:
-    if device == "cuda":
-        return int(torch.cuda.mem_get_info()[0])
-    return int(psutil.virtual_memory().available)
 
 
 def _checkpointer(

@@ -22,7 +22,8 @@ from tidemill.contracts.cluster import Cluster
 from tidemill.contracts.engine import RolloutEngine, Sampling
 from tidemill.contracts.environment import Environment, Reward
 from tidemill.contracts.events import Emit
-from tidemill.contracts.trainer import Trainer
+from tidemill.contracts.trainer import RankTrainer
+from tidemill.contracts.workers import Place
 from tidemill.data.jsonl import JsonlData
 from tidemill.data.tokenizer import Tokenizer
 from tidemill.trainers.common.schedule import PhaseSettings
@@ -56,24 +57,24 @@ def compute_dtype(wanted: str, device: str) -> str:
     return "bfloat16" if device == "cuda" else "float32"
 
 
-def build_cluster(config: RunConfig) -> Cluster:
+def build_cluster(config: RunConfig, emit: Emit) -> Cluster:
     """Where workers live."""
-    return cast(Cluster, _made(config.cluster, ClusterSettings))
+    return cast(Cluster, _made(config.cluster, ClusterSettings, device=config.run.device, emit=emit))
 
 
-def build_trainer(config: RunConfig, *, device: str, emit: Emit) -> Trainer:
-    """The trainer, awake, with its gate closed."""
+def build_trainer(config: RunConfig, place: Place, emit: Emit) -> RankTrainer:
+    """One rank's trainer, awake, with its gate closed."""
     settings = config.trainer
     warm_up = _phase(config.warm_up.optimizer, config.warm_up.schedule, config.warm_up.steps)
     rl = _phase(settings.optimizer, settings.schedule, config.steps - config.warm_up.steps)
     return cast(
-        Trainer,
+        RankTrainer,
         _made(
             settings,
             TrainerSettings,
             model=config.model,
-            device=device,
-            compute_dtype=compute_dtype(settings.dtype, device),
+            device=place.device,
+            compute_dtype=compute_dtype(settings.dtype, place.device),
             tokens_per_micro_batch=settings.tokens_per_micro_batch,
             minibatches=settings.minibatches,
             recompute=settings.recompute,
@@ -98,8 +99,8 @@ def _phase(optimizer: OptimizerSettings, schedule: ScheduleSettings, steps: int)
     )
 
 
-def build_engine(config: RunConfig, *, device: str, emit: Emit) -> RolloutEngine:
-    """The engine, asleep. Its cache is sized for the longest prompts and answers that the settings allow."""
+def build_engine(config: RunConfig, place: Place, emit: Emit) -> RolloutEngine:
+    """One replica of the engine, asleep; its cache is sized for the longest prompts and answers of the settings."""
     longest = config.data.max_prompt_tokens + config.rollout.sampling.max_new_tokens
     return cast(
         RolloutEngine,
@@ -107,8 +108,8 @@ def build_engine(config: RunConfig, *, device: str, emit: Emit) -> RolloutEngine
             config.engine,
             EngineSettings,
             model=config.model,
-            device=device,
-            dtype=compute_dtype(config.engine.dtype, device),
+            device=place.device,
+            dtype=compute_dtype(config.engine.dtype, place.device),
             max_batch=config.engine.max_batch,
             kv_tokens=config.engine.max_batch * longest,
             emit=emit,

@@ -6,7 +6,7 @@ from pathlib import Path
 from tidemill.app.run_folder import RunFolder
 from tidemill.checkpoint.export import export_model, is_export_of, rehearse_export
 from tidemill.config.run import RunConfig
-from tidemill.contracts.checkpoint import TensorBytes
+from tidemill.contracts.checkpoint import SavedTensor
 from tidemill.contracts.events import Notice
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.parts import Parts
@@ -55,7 +55,7 @@ def exported(config: RunConfig, folder: RunFolder, parts: Parts, *, step: int) -
         snapshot.release()
 
 
-def _kept(config: RunConfig, target: Path, weights: Mapping[str, TensorBytes], parts: Parts) -> Path | None:
+def _kept(config: RunConfig, target: Path, weights: Mapping[str, SavedTensor], parts: Parts) -> Path | None:
     if not target.is_dir() or not any(target.iterdir()):
         return None
     if not is_export_of(target, weights=weights, base=config.model, dtype=config.checkpoint.export_dtype):

@@ -13,6 +13,7 @@ from tidemill.contracts.events import Notice
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.recorder import Sink
 from tidemill.contracts.state import PolicyVersion
+from tidemill.contracts.workers import Place
 from tidemill.data.tokenizer import Tokenizer
 from tidemill.errors import ConfigError
 from tidemill.recorders.fanout import Fanout
@@ -52,7 +53,7 @@ def generate_and_score(loaded: Loaded, *, out: Path, limit: int, quiet: bool) ->
             samples=config.rollout.samples,
             emit=recorder.emit,
         )
-        engine = build.build_engine(config, device=chosen_device(config), emit=recorder.emit)
+        engine = build.build_engine(config, Place(device=chosen_device(config)), recorder.emit)
         residency = LeaseManager(budget=NO_LIMIT, emit=recorder.emit, deadline=config.residency.deadline)
         with residency.awake(engine, Part.ALL):
             engine.load_pretrained(PolicyVersion(0, 0))

@@ -13,7 +13,7 @@ from tidemill.checkpoint.base_model import DTYPES, BaseModel, read_base_model
 from tidemill.checkpoint.durable import free_bytes, fsync_folder, is_full, make_folder, remove_tree, write_durably
 from tidemill.checkpoint.safetensors_file import TensorFile, flat, write_tensors
 from tidemill.checkpoint.safetensors_header import ITEM_BYTES, lay_out
-from tidemill.contracts.checkpoint import TensorBytes
+from tidemill.contracts.checkpoint import SavedTensor, TensorBytes
 from tidemill.contracts.events import Emit, Notice, Progress
 from tidemill.errors import CheckpointError, CheckpointRefused
 from tidemill.faults import point
@@ -29,7 +29,7 @@ _Specs = dict[str, tuple[str, tuple[int, ...]]]
 
 def export_model(
     *,
-    weights: Mapping[str, TensorBytes],
+    weights: Mapping[str, SavedTensor],
     base: Path,
     target: Path,
     dtype: str,
@@ -116,7 +116,7 @@ def rehearse_export(
     _check_room(parent / "export", specs, model)
 
 
-def is_export_of(target: Path, *, weights: Mapping[str, TensorBytes], base: Path, dtype: str) -> bool:
+def is_export_of(target: Path, *, weights: Mapping[str, SavedTensor], base: Path, dtype: str) -> bool:
     """Whether `target` holds what `export_model` would write there: every tensor, byte for byte."""
     model = read_base_model(base)
     specs = _specs(
@@ -145,7 +145,7 @@ def _chosen(dtype: str, model: BaseModel) -> str:
     return chosen
 
 
-def _check_tied(weights: Mapping[str, TensorBytes], model: BaseModel) -> None:
+def _check_tied(weights: Mapping[str, SavedTensor], model: BaseModel) -> None:
     for name in set(weights) & set(model.tied):
         kept = model.tied[name]
         if kept in weights and flat(weights[name].data) != flat(weights[kept].data):
@@ -192,7 +192,7 @@ def _shards(specs: _Specs, limit: int) -> list[_Specs]:
     return shards
 
 
-def _reader(weights: Mapping[str, TensorBytes], specs: _Specs) -> Callable[[str], memoryview]:
+def _reader(weights: Mapping[str, SavedTensor], specs: _Specs) -> Callable[[str], memoryview]:
     def read(name: str) -> memoryview:
         held, (dtype, shape) = weights[name], specs[name]
         count = _size((held.dtype, shape))

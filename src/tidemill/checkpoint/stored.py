@@ -13,7 +13,7 @@ from typing import Any
 
 from tidemill.checkpoint.manifest import MANIFEST, STATE, FileEntry, Manifest, Slice
 from tidemill.checkpoint.safetensors_file import TensorFile, checksum
-from tidemill.contracts.checkpoint import Saved, TensorBytes
+from tidemill.contracts.checkpoint import Saved, SavedTensor, TensorBytes
 from tidemill.contracts.state import RunState
 from tidemill.errors import CheckpointError
 
@@ -66,7 +66,7 @@ def read_checkpoint(path: Path, *, step: int, advance: Callable[[int], None] = l
     return StoredCheckpoint(path=path, manifest=manifest, state=run, parts=parts)
 
 
-def weights_of(stored: StoredCheckpoint) -> dict[str, TensorBytes]:
+def weights_of(stored: StoredCheckpoint) -> dict[str, SavedTensor]:
     """The policy's weights by Hugging Face name. Raises CheckpointError when no part holds any."""
     weights = {
         name.removeprefix(MODEL_PREFIX): tensor

@@ -1,32 +1,144 @@
 """What can be saved, and the one who saves it."""
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from tidemill.contracts.state import RunState
 
-__all__ = ["Checkpointer", "Saved", "Snapshot", "Stateful", "TensorBytes"]
+__all__ = [
+    "Checkpointer",
+    "Saved",
+    "SavedTensor",
+    "Shard",
+    "Snapshot",
+    "Stateful",
+    "TensorBytes",
+    "TensorSpec",
+    "read_box",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorSpec:
+    """A tensor, or a rank's piece of one: `shape` at `offset` in a tensor of shape `whole`.
+
+    `dtype` is safetensors' name.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    whole: tuple[int, ...]
+    offset: tuple[int, ...]
+
+
+class SavedTensor(Protocol):
+    """A whole tensor, in however many pieces it lies. Can be sent to another process of the same file system."""
+
+    @property
+    def dtype(self) -> str:
+        """Safetensors' name (F32, BF16, I64, U8, ...)."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole."""
+        ...
+
+    @property
+    def data(self) -> memoryview:
+        """All of it, row-major; a copy when it lies in pieces."""
+        ...
+
+    def read(self, offset: tuple[int, ...], shape: tuple[int, ...]) -> memoryview:
+        """The box of `shape` at `offset`, row-major, flat; no copy when it lies in one stretch of one piece."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TensorBytes:
-    """One tensor as bytes in host memory. `dtype` is safetensors' name (F32, BF16, I64, U8, ...); row-major."""
+    """One tensor, or a rank's piece of one, as bytes in host memory. `dtype` is safetensors' name; row-major.
+
+    `whole` and `offset` say which piece it is; without them it is all of it.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     data: memoryview
+    whole: tuple[int, ...] | None = None
+    offset: tuple[int, ...] | None = None
+
+    @property
+    def spec(self) -> TensorSpec:
+        """What it is a piece of."""
+        whole = self.shape if self.whole is None else self.whole
+        offset = (0,) * len(self.shape) if self.offset is None else self.offset
+        return TensorSpec(dtype=self.dtype, shape=self.shape, whole=whole, offset=offset)
+
+    def read(self, offset: tuple[int, ...], shape: tuple[int, ...]) -> memoryview:
+        """See SavedTensor."""
+        return read_box(self.data, self.shape, offset, shape)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A memoryview cannot be sent to another process; its bytes can.
+        return _tensor_bytes, (self.dtype, self.shape, bytes(self.data), self.whole, self.offset)
+
+
+def _tensor_bytes(dtype: str, shape: tuple[int, ...], data: bytes, *piece: tuple[int, ...] | None) -> TensorBytes:
+    return TensorBytes(dtype=dtype, shape=shape, data=memoryview(data), whole=piece[0], offset=piece[1])
+
+
+def read_box(data: memoryview, held: tuple[int, ...], offset: tuple[int, ...], shape: tuple[int, ...]) -> memoryview:
+    """The box of `shape` at `offset` in a row-major tensor of shape `held`, flat; a view where it is one stretch."""
+    flat = data.cast("B") if data.nbytes else memoryview(b"")
+    count = math.prod(shape)
+    if count == 0:
+        return memoryview(b"")
+    item = len(flat) // math.prod(held)
+    # Trailing dimensions taken whole make one stretch with the dimension before them.
+    inner = len(shape)
+    while inner > 0 and shape[inner - 1] == held[inner - 1]:
+        inner -= 1
+    outer = max(inner - 1, 0)
+    stretch = math.prod(shape[outer:]) * item
+    starts = [sum(o * math.prod(held[d + 1 :]) for d, o in enumerate(offset)) * item]
+    for dimension in range(outer):
+        step = math.prod(held[dimension + 1 :]) * item
+        starts = [start + index * step for start in starts for index in range(shape[dimension])]
+    if len(starts) == 1:
+        return flat[starts[0] : starts[0] + stretch]
+    return memoryview(b"".join(flat[start : start + stretch] for start in starts))
+
+
+class Shard(Protocol):
+    """One rank's pieces of a snapshot, which lie in the memory of another process: that process writes them."""
+
+    @property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """Each piece by the name of its tensor."""
+        ...
+
+    def write(self, path: Path, advance: Callable[[int], None]) -> Mapping[str, str]:
+        """Create the safetensors file `path`, durably; checksum of each piece by name. Any thread may call it.
+
+        `advance` is told of bytes written and may raise to stop. Raises OSError as writing here would, and WorkerError.
+        """
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Snapshot:
     """State of one part at one moment, in host memory, that nothing changes until `release` is called.
 
-    `tensors` go into a safetensors file, `extra` (JSON values) into state.json. `release` may be called from any
-    thread, more than once.
+    `tensors` go into a safetensors file, `extra` (JSON values) into state.json. A part of several ranks has `shards`
+    instead of tensors, one for each rank that has something to write. `release` may be called from any thread, more
+    than once.
     """
 
     tensors: Mapping[str, TensorBytes] = field(default_factory=dict)
+    shards: Sequence[Shard] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
     release: Callable[[], None] = lambda: None
 
@@ -35,7 +147,7 @@ class Snapshot:
 class Saved:
     """What a `Snapshot` held, read back and verified."""
 
-    tensors: Mapping[str, TensorBytes]
+    tensors: Mapping[str, SavedTensor]
     extra: Mapping[str, Any]
 
 

@@ -1,18 +1,44 @@
 """Where workers live."""
 
-from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Protocol
+
+from tidemill.contracts.engine import RolloutEngine
+from tidemill.contracts.events import Emit
+from tidemill.contracts.residency import Residency
+from tidemill.contracts.trainer import Trainer
+from tidemill.contracts.weights import WeightSync
+from tidemill.contracts.workers import BuildEngine, BuildTrainer
 
 __all__ = ["Cluster"]
-
-T = TypeVar("T")
 
 
 class Cluster(Protocol):
     """Places workers; what comes back is used as if it were the worker itself."""
 
-    def place(self, build: Callable[[], T]) -> T:
-        """Build one worker where it shall live. `build` says what; the cluster says where."""
+    def trainer(self, build: BuildTrainer, *, ranks: int) -> Trainer:
+        """A trainer of `ranks` ranks, each built where it shall live. Raises ClusterError when there is no room."""
+        ...
+
+    def engine(self, build: BuildEngine, *, replicas: int) -> RolloutEngine:
+        """An engine of `replicas` replicas that hold the same weights. Call it after `trainer`."""
+        ...
+
+    def weight_sync(self, residency: Residency, emit: Emit) -> WeightSync:
+        """What hands weights from a trainer of this cluster to an engine of it."""
+        ...
+
+    @property
+    def device(self) -> str:
+        """`cpu` or `cuda`: what workers compute on."""
+        ...
+
+    @property
+    def shares_devices(self) -> bool:
+        """Whether trainer and engine use the same devices, and so must fit into one budget."""
+        ...
+
+    def free_bytes(self) -> int:
+        """Bytes free on the fullest device that a worker placed so far uses: the least over all workers."""
         ...
 
     def close(self) -> None:

@@ -15,6 +15,10 @@ __all__ = ["WeightReceiver", "WeightSource", "WeightSync"]
 class WeightSource(Protocol):
     """A trainer, as a weight sync sees it."""
 
+    def weight_specs(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
+        """Safetensors' name of the dtype, and the shape, of what `named_weights` hands out. Needs no lease."""
+        ...
+
     def named_weights(self) -> "Iterator[tuple[str, Tensor]]":
         """Every weight under its Hugging Face name, tied tensors once, in the trainer's dtype, on its device."""
         ...
@@ -38,7 +42,10 @@ class WeightReceiver(Tenant, Protocol):
         ...
 
     def load_weights(self, tensors: "Iterable[tuple[str, Tensor]]") -> None:
-        """Copy into live storage, casting. Strict: a missing or unexpected name is a WeightSyncError."""
+        """Copy into live storage, casting. Strict: an unexpected, repeated or misshapen weight is a WeightSyncError.
+
+        It may be called several times in one update, with some of the weights each time; `publish` misses none.
+        """
         ...
 
     def weight_checksums(self) -> Mapping[str, int]:
@@ -48,7 +55,8 @@ class WeightReceiver(Tenant, Protocol):
     def publish(self, version: PolicyVersion) -> None:
         """Drop every cache that depends on the old weights, take on `version`, open generation.
 
-        Raises WeightSyncError when `version` is older than one published before.
+        Raises WeightSyncError when a weight has not come since `begin_update`, and when `version` is older than one
+        published before.
         """
         ...
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 import xxhash
 
-from tidemill.contracts.checkpoint import TensorBytes
+from tidemill.contracts.checkpoint import SavedTensor, TensorBytes
 from tidemill.errors import CheckpointError
 from tidemill.residency.arena import Page
 from tidemill.residency.ledger import NO_SLAB, Entry, Ledger
@@ -31,7 +31,7 @@ def _row_major(entry: Entry, pages: Sequence[Page]) -> memoryview:
     return memoryview(copy)
 
 
-def put_bytes(entry: Entry, page: Page, saved: TensorBytes) -> None:
+def put_bytes(entry: Entry, page: Page, saved: SavedTensor) -> None:
     """Write saved bytes into the entry's place in a page."""
     if entry.row_major:
         page.view[entry.offset : entry.offset + entry.bytes] = saved.data.cast("B")
@@ -41,7 +41,7 @@ def put_bytes(entry: Entry, page: Page, saved: TensorBytes) -> None:
     entry.view(page.memory).copy_(source.view(entry.shape))
 
 
-def check_loadable(ledger: Ledger, tensors: Mapping[str, TensorBytes]) -> None:
+def check_loadable(ledger: Ledger, tensors: Mapping[str, SavedTensor]) -> None:
     """Raises CheckpointError unless `tensors` are exactly what the ledger lists."""
     missing, unexpected = sorted(ledger.names() - set(tensors)), sorted(set(tensors) - ledger.names())
     if missing or unexpected:

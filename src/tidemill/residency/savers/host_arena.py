@@ -11,7 +11,7 @@ from collections.abc import Hashable, Mapping
 import torch
 
 from tidemill import faults
-from tidemill.contracts.checkpoint import Snapshot, TensorBytes
+from tidemill.contracts.checkpoint import SavedTensor, Snapshot
 from tidemill.contracts.footprint import Part
 from tidemill.errors import ResidencyError
 from tidemill.residency.arena import Arena, Page, map_pinned, map_plain
@@ -194,7 +194,7 @@ class HostArenaSaver:
 
         return Snapshot(tensors={entry.name: tensor_bytes(entry, pages) for entry in self._ledger}, release=release)
 
-    def load(self, tensors: Mapping[str, TensorBytes]) -> None:
+    def load(self, tensors: Mapping[str, SavedTensor]) -> None:
         """Put saved bytes into the device tensors, by way of the pages; all parts must be awake. Unseals.
 
         Strict: raises CheckpointError, and changes nothing, unless names, dtypes, shapes and sizes are the ledger's.

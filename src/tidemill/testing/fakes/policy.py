@@ -88,6 +88,10 @@ class FakeTrainer(FakeTenant):
     def close(self) -> None:
         """Nothing is held."""
 
+    def weight_specs(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
+        """Of the one weight."""
+        return {"w": ("F64", (SIZE,))}
+
     def named_weights(self) -> "Iterator[tuple[str, Tensor]]":
         """The weights; the fake sync knows that they are numpy's."""
         self.gate.check(Part.WEIGHTS, "hand out weights")

@@ -8,7 +8,7 @@ import pytest
 
 from tidemill.contracts.algorithm import Loss
 from tidemill.contracts.batch import Batch
-from tidemill.contracts.checkpoint import Saved, Snapshot, TensorBytes
+from tidemill.contracts.checkpoint import Saved, SavedTensor, Snapshot, TensorBytes
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.trainer import Trainer
 from tidemill.errors import CheckpointError, ResidencyError, TrainerError
@@ -60,7 +60,7 @@ def same(one: Saved, other: Saved) -> bool:
     return one.extra == other.extra and _plain(one.tensors) == _plain(other.tensors)
 
 
-def _plain(tensors: Mapping[str, TensorBytes]) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+def _plain(tensors: Mapping[str, SavedTensor]) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     return {name: (tensor.dtype, tensor.shape, bytes(tensor.data)) for name, tensor in tensors.items()}
 
 

@@ -30,6 +30,10 @@ class TensorTrainer:
         self.weights = {name: torch.randn(shape, generator=make) for name, shape in shapes.items()}
         self.fail_at = -1
 
+    def weight_specs(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
+        """All are float32."""
+        return {name: ("F32", tuple(tensor.shape)) for name, tensor in self.weights.items()}
+
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """In order; raises OSError at `fail_at`."""
         for index, item in enumerate(self.weights.items()):

@@ -219,6 +219,10 @@ class FsdpTrainer:
         self._check_ids(batch)
         return self._passes.log_probs(batch)
 
+    def weight_specs(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
+        """Of the float32 masters."""
+        return {name: ("F32", tuple(parameter.shape)) for name, parameter in self._parameters.items()}
+
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """The float32 masters themselves, not copies; each is handed out under the lease, or not at all."""
         self._gate.check(Part.WEIGHTS, "named_weights")

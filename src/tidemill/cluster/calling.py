@@ -1,0 +1,71 @@
+"""Calling many workers as one: waiting with a deadline, telling whose failure it was, and leaving none behind."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tidemill.cluster.worker import Failure
+from tidemill.contracts.workers import Pending
+from tidemill.errors import TidemillError, WorkerError
+from tidemill.units import format_seconds
+
+__all__ = ["GRACE", "gather", "raise_failure"]
+
+GRACE = 5.0  # seconds for the others to end once one has failed: they may wait for it in a collective for ever
+
+Wait = Callable[[Sequence[Pending], float], None]
+
+
+def raise_failure(name: str, failure: Failure) -> None:
+    """Raise what worker `name` raised; its traceback goes along as a note."""
+    error = failure.error
+    if not isinstance(error, TidemillError | OSError):
+        error = WorkerError(f"{name} failed: {failure.text}")
+    error.add_note(f"in {name}:\n{failure.trace.rstrip()}")
+    raise error
+
+
+def gather(
+    pending: Sequence[Pending],
+    *,
+    names: Sequence[str],
+    doing: str,
+    deadline: float,
+    wait: Wait,
+    end_all: Callable[[], None],
+) -> list[Any]:
+    """Every value, in order. `wait(pending, seconds)` returns when one more is done, or after `seconds`.
+
+    Raises the first failure as soon as the others have ended, or after GRACE seconds, when `end_all` ends them; and
+    WorkerError, after `end_all`, when some have not answered by the deadline.
+    """
+    ends = time.monotonic() + deadline
+    failed: dict[int, BaseException] = {}
+    values: dict[int, Any] = {}
+    while len(values) + len(failed) < len(pending):
+        open_ = [index for index in range(len(pending)) if index not in values and index not in failed]
+        left = ends - time.monotonic()
+        if left <= 0:
+            break
+        wait([pending[index] for index in open_], min(left, 0.5))
+        for index in (index for index in open_ if pending[index].done()):
+            try:
+                values[index] = pending[index].result(0.0)
+            except Exception as error:
+                if not failed:
+                    ends = min(ends, time.monotonic() + GRACE)
+                failed[index] = error
+    silent = [names[index] for index in range(len(pending)) if index not in values and index not in failed]
+    if silent:
+        end_all()
+    if failed:
+        first = next(iter(failed.values()))
+        if silent:
+            first.add_note(f"{', '.join(silent)} waited for it in vain and was ended")
+        raise first
+    if silent:
+        raise WorkerError(
+            f"{', '.join(silent)} did not answer {doing!r} within {format_seconds(deadline)}, and was ended; see its "
+            "log for what it was doing, or raise cluster.deadline if that is normal here"
+        )
+    return [values[index] for index in range(len(pending))]

@@ -1,0 +1,59 @@
+"""A tenant in a worker's process: used under the driver's gate, and telling after each call how it stands."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tidemill.contracts.footprint import Part
+from tidemill.contracts.residency import Tenant
+
+__all__ = ["Description", "TenantService", "Used"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """What never changes of a worker's tenant: its name, and the bytes of each part when awake."""
+
+    name: str
+    footprint: Mapping[Part, int]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Used:
+    """The value of a call, and the tenant's parts on the device and bytes on the host after it."""
+
+    value: Any
+    resident: Part
+    host_bytes: int
+
+
+class TenantService:
+    """Wraps one tenant. The methods that `use` may call are those that a subclass defines, and the transitions here."""
+
+    def __init__(self, tenant: Tenant) -> None:
+        self._tenant = tenant
+
+    def describe(self) -> Description:
+        """Asked once, when the worker is made."""
+        return Description(name=self._tenant.name, footprint={part: self._tenant.footprint(part) for part in Part.ALL})
+
+    def use(self, allowed: Part, method: str, *arguments: Any) -> Used:
+        """Call one of this service's methods with the tenant's gate as the driver's is: open for `allowed` only."""
+        gate = self._tenant.gate
+        gate.open(allowed)
+        try:
+            value = getattr(self, method)(*arguments)
+        finally:
+            gate.close(Part.ALL)
+        return Used(value=value, resident=self._tenant.resident(), host_bytes=self._tenant.host_bytes())
+
+    def stand(self) -> None:
+        """Does nothing: `use` tells how things stand."""
+
+    def wake_up(self, part: Part) -> None:
+        """See Tenant."""
+        self._tenant.wake_up(part)
+
+    def sleep(self) -> None:
+        """See Tenant."""
+        self._tenant.sleep()
