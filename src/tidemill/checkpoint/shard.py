@@ -1,0 +1,45 @@
+"""One rank's pieces as one file: written where they lie in memory, in the driver's process or in a worker's."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tidemill.checkpoint.safetensors_file import slots_of, write_tensors
+from tidemill.contracts.checkpoint import TensorBytes, TensorSpec
+
+__all__ = ["LocalShard", "write_shard"]
+
+
+def write_shard(
+    path: Path, tensors: Mapping[str, TensorBytes], advance: Callable[[int], None], faults: str = "checkpoint"
+) -> dict[str, str]:
+    """Create and fsync the safetensors file `path` of pieces in their own shapes; the checksum of each by name.
+
+    The layout depends on names, dtypes and shapes alone, so that whoever knows those knows it too. `advance` is told
+    of bytes written and may raise to stop; `faults` is the prefix of the fault points passed. Raises CheckpointError
+    when bytes, dtype and shape of a piece do not agree, and OSError; what is at `path` then is the caller's to remove.
+    """
+    return write_tensors(
+        path,
+        slots_of(tensors),
+        lambda name: tensors[name].data,
+        metadata={},
+        faults=faults,
+        advance=advance,
+    )
+
+
+class LocalShard:
+    """Pieces in the memory of this process: a Shard."""
+
+    def __init__(self, tensors: Mapping[str, TensorBytes]) -> None:
+        self._tensors = tensors
+
+    @property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """See Shard. Raises CheckpointError when bytes, dtype and shape of a piece do not agree."""
+        slots_of(self._tensors)
+        return {name: tensor.spec for name, tensor in self._tensors.items()}
+
+    def write(self, path: Path, advance: Callable[[int], None]) -> Mapping[str, str]:
+        """See Shard."""
+        return write_shard(path, self._tensors, advance)
