@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tidemill import faults
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.residency import Tenant
 
@@ -39,6 +40,7 @@ class TenantService:
 
     def use(self, allowed: Part, method: str, *arguments: Any) -> Used:
         """Call one of this service's methods with the tenant's gate as the driver's is: open for `allowed` only."""
+        faults.point(f"worker.{method}")
         gate = self._tenant.gate
         gate.open(allowed)
         try:
