@@ -1,6 +1,7 @@
 """Budgets as the settings stand for them (`tidemill.app.assemble`); whole runs are in test_whole_run.py."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,8 +31,23 @@ def test_gradients_that_are_not_allocated_yet_do_not_count_as_memory_to_be_had(
         return 10_000, "enough"
 
     monkeypatch.setattr(assemble, "budget_for", budget_for)
+    cluster: Any = SimpleNamespace(shares_devices=True, free_bytes=lambda: 5_000)
     events: list[Event] = []
-    assemble.leases(loaded.config, trainer=trainer, engine=engine, free_bytes=5_000, emit=events.append)
+    assemble.leases(loaded.config, cluster, trainer=trainer, engine=engine, emit=events.append)
     assert seen["device_bytes"] == 5_000 + 100 + 200
     assert seen["trainer_bytes"] == 400
     assert Notice(text="enough") in events
+
+
+def test_trainer_and_engine_on_devices_of_their_own_both_stay_awake(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    loaded = load([recipe(tmp_path, tmp_path / "run")], ["residency.offload=auto"])
+    trainer: Any = FakeTenant("trainer", SIZES, keeps=Part.ALL)
+    engine: Any = FakeTenant("engine", {Part.WEIGHTS: 100, Part.KV_CACHE: 900}, keeps=Part.NONE)
+    cluster: Any = SimpleNamespace(shares_devices=False)
+    manager = assemble.leases(loaded.config, cluster, trainer=trainer, engine=engine, emit=lambda event: None)
+    with manager.awake(trainer):
+        pass
+    with manager.awake(engine):
+        pass
+    assert manager.transitions() == {"trainer": (0, 1), "engine": (0, 1)}

@@ -150,6 +150,8 @@ def without_version(line: dict[str, Any]) -> dict[str, Any]:
 def checksums(run: Path) -> dict[str, str]:
     """Checksum of every tensor of a run's last checkpoint, by name: weights, moments, buffers."""
     manifest = json.loads((run / "checkpoints" / f"step-{STEPS:08d}" / "manifest.json").read_text())
-    found = {piece["name"]: piece["xxh3"] for file in manifest["files"] for piece in file.get("slices", [])}
+    pieces = [piece for file in manifest["files"] for piece in file.get("slices", [])]
+    found = {f"{piece['name']} at {piece['offset']}": piece["xxh3"] for piece in pieces}
+    assert len(found) == len(pieces)
     assert any(name.startswith("optimizer/exp_avg_sq/") for name in found)
     return found

@@ -32,7 +32,7 @@ from tidemill.data.tokenizer import Tokenizer
 from tidemill.engines.replay.engine import NoWeightSync, ReplayEngine
 from tidemill.errors import ConfigError
 from tidemill.residency.manager import LeaseManager
-from tidemill.residency.plan import budget_for, check_budget
+from tidemill.residency.plan import NO_LIMIT, budget_for, check_budget
 from tidemill.rollout.collect import RolloutCollector
 from tidemill.rollout.evaluate import Evaluator, NoEvaluation
 from tidemill.rollout.replay import ReplayRollout
@@ -62,14 +62,12 @@ def prepare_torch(config: RunConfig) -> None:
 
 @contextlib.contextmanager
 def assembled(
-    loaded: Loaded, *, folder: RunFolder, attempt: int, recorder: Recorder, stop: StopSignal
+    loaded: Loaded, cluster: Cluster, *, folder: RunFolder, attempt: int, recorder: Recorder, stop: StopSignal
 ) -> Iterator[Parts]:
-    """Every part, built; child processes and workers end with the block."""
+    """Every part, built, its workers placed by `cluster`; child processes end with the block."""
     config, emit = loaded.config, recorder.emit
     prepare_torch(config)
     with contextlib.ExitStack() as stack:
-        cluster = build.build_cluster(config, emit)
-        stack.callback(cluster.close)
         tokenizer = Tokenizer(config.model, allow_special_tokens=config.data.allow_special_tokens)
         reward = build.build_reward(config, emit)
         stack.callback(reward.close)
@@ -88,7 +86,7 @@ def assembled(
         trainer = cluster.trainer(functools.partial(build.build_trainer, config), ranks=config.trainer.ranks)
         stack.callback(trainer.close)
         engine, make_sync = _engine(config, cluster, emit)
-        residency = leases(config, trainer=trainer, engine=engine, free_bytes=cluster.free_bytes(), emit=emit)
+        residency = leases(config, cluster, trainer=trainer, engine=engine, emit=emit)
         stack.callback(residency.close)
         checkpointer = _checkpointer(loaded, folder, trainer, recorder, residency, attempt, changes)
         yield Parts(
@@ -167,8 +165,16 @@ def _warm_up(config: RunConfig, tokenizer: Tokenizer, emit: Emit) -> tuple[WarmU
     return SupervisedWarmUp(steps=config.warm_up.steps, demonstrations=demonstrations), data.rebase
 
 
-def leases(config: RunConfig, *, trainer: Trainer, engine: RolloutEngine, free_bytes: int, emit: Emit) -> LeaseManager:
-    """The residency of one device, under the budget that the settings stand for; says what it chose."""
+def leases(config: RunConfig, cluster: Cluster, *, trainer: Trainer, engine: RolloutEngine, emit: Emit) -> LeaseManager:
+    """The residency of each device that trainer and engine share, under the budget that the settings stand for.
+
+    One decision serves all devices: it is taken for the fullest. Says what it chose.
+    """
+    if not cluster.shares_devices:
+        emit(Notice(text="trainer and engine have devices of their own: both stay awake"))
+        manager = LeaseManager(budget=NO_LIMIT, emit=emit, deadline=config.residency.deadline)
+        manager.admit(trainer)
+        return manager
     own = {mode for mode in (config.trainer.offload, config.engine.offload) if mode != "auto"}
     mode = own.pop() if own else config.residency.offload
     sizes = {
@@ -178,7 +184,7 @@ def leases(config: RunConfig, *, trainer: Trainer, engine: RolloutEngine, free_b
     }
     # What the trainer holds counts as free, for it can sleep. Its gradients are resident and not allocated yet.
     held = trainer.footprint(trainer.resident() & (Part.WEIGHTS | Part.OPTIMIZER))
-    budget, sentence = budget_for(mode, **sizes, device_bytes=free_bytes + held)
+    budget, sentence = budget_for(mode, **sizes, device_bytes=cluster.free_bytes() + held)
     if mode == "auto" and config.residency.budget != "auto":
         budget = config.residency.budget
         sentence = f"residency.budget is {format_bytes(budget)}: who is idle sleeps when another needs the bytes"

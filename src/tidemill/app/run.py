@@ -1,12 +1,14 @@
 """One start of a run, from its settings to its summary."""
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tidemill.app import export
-from tidemill.app.assemble import assembled, chosen_device
+from tidemill.app.assemble import assembled
+from tidemill.app.build import build_cluster
 from tidemill.app.identity import run_identity
 from tidemill.app.recording import build_recorder
 from tidemill.app.run_folder import RunFolder
@@ -46,20 +48,16 @@ def run(loaded: Loaded, *, fresh: bool, quiet: bool, command: Sequence[str]) -> 
             told(folder, earlier)  # the start that finished may have died before its page was written
             return {**earlier, "already_finished": True}
         attempt = next_attempt(folder.root)
-        device = chosen_device(config)
         settings = with_origins(loaded)
-        folder.write_manifest(settings=settings, attempt=attempt, command=command, device=device)
         recorder = build_recorder(config, folder, quiet=quiet, settings=settings)
         outcome = _Outcome(folder, config)
         try:
-            with assembled(loaded, folder=folder, attempt=attempt, recorder=recorder, stop=stop) as parts:
-                recorder.emit(Notice(text=header(config, parts, device)))
-                export.rehearse(config, folder, parts)
-                state = sync.run(parts, steps=config.steps)
-                outcome.steps = state.step
-                if state.step > config.steps:
-                    recorder.emit(Notice(text=past_the_end(state.step, config.steps), level="warning"))
-                outcome.export = export.exported(config, folder, parts, step=state.step)
+            with contextlib.closing(build_cluster(config, recorder.emit)) as cluster:
+                folder.write_manifest(settings=settings, attempt=attempt, command=command, device=cluster.device)
+                made = assembled(loaded, cluster, folder=folder, attempt=attempt, recorder=recorder, stop=stop)
+                with made as parts:
+                    recorder.emit(Notice(text=header(config, parts, cluster.device)))
+                    _train(config, folder, parts, outcome)
             recorder.check()
         except BaseException as error:
             recorder.close()
@@ -68,6 +66,15 @@ def run(loaded: Loaded, *, fresh: bool, quiet: bool, command: Sequence[str]) -> 
         recorder.close()
         outcome.finished = True
         return {**outcome.write(), "already_finished": False}
+
+
+def _train(config: RunConfig, folder: RunFolder, parts: Parts, outcome: "_Outcome") -> None:
+    export.rehearse(config, folder, parts)
+    state = sync.run(parts, steps=config.steps)
+    outcome.steps = state.step
+    if state.step > config.steps:
+        parts.recorder.emit(Notice(text=past_the_end(state.step, config.steps), level="warning"))
+    outcome.export = export.exported(config, folder, parts, step=state.step)
 
 
 class _Outcome:
