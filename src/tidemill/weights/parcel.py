@@ -1,0 +1,79 @@
+"""Weights on their way to another process: many tensors in one flat buffer, and a list of what lies where."""
+
+import ctypes
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tidemill.weights.copying import copy_weight
+from tidemill.weights.elements import torch_dtype
+
+if TYPE_CHECKING:
+    import numpy as np
+    from jaxtyping import UInt8
+    from torch import Tensor
+
+__all__ = ["ALIGNMENT", "Entry", "Parcel", "aligned", "host_bytes", "unpack", "write"]
+
+# Where an allocator would put a tensor of its own: vectorised loads and casts rely on it.
+ALIGNMENT = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One weight in a buffer: `dtype` as in `float32`; `start` in bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements."""
+        return math.prod(self.shape) * torch_dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Parcel:
+    """Some whole weights. `payload` is their buffer: flat uint8 in host memory, or what opens it where it lies.
+
+    A rank that only pulls along, feeding nobody, makes parcels without entries. `last` says that none comes after it.
+    """
+
+    entries: tuple[Entry, ...]
+    payload: Any
+    last: bool
+
+
+def aligned(size: int) -> int:
+    """`size` rounded up to where the next weight may start."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def write(flat: "Tensor", entry: Entry, tensor: "Tensor") -> "Tensor":
+    """Cast `tensor` into its place in `flat`; what lies there then, as a view."""
+    view = _view(flat, entry)
+    copy_weight(view, tensor)
+    return view
+
+
+def unpack(entries: tuple[Entry, ...], flat: "Tensor") -> "Iterator[tuple[str, Tensor]]":
+    """Each weight by name, as a view of `flat`."""
+    for entry in entries:
+        yield entry.name, _view(flat, entry)
+
+
+def host_bytes(array: "UInt8[np.ndarray, ' n']") -> "Tensor":
+    """A tensor over the array's memory, which the caller keeps alive and which may be read-only: do not write to it."""
+    if not array.nbytes:
+        return torch.empty(0, dtype=torch.uint8)
+    # By address: PyTorch warns of every read-only array, and shared memory is read-only for those who receive it.
+    return torch.frombuffer((ctypes.c_char * array.nbytes).from_address(array.ctypes.data), dtype=torch.uint8)
+
+
+def _view(flat: "Tensor", entry: Entry) -> "Tensor":
+    return flat[entry.start : entry.start + entry.nbytes].view(torch_dtype(entry.dtype)).view(entry.shape)
