@@ -41,6 +41,13 @@ def test_a_warm_up_step_divides_into_minibatches(problems: Problems) -> None:
     assert "6 demonstrations a step do not divide into trainer.minibatches = 4" in found
 
 
+def test_copies_of_the_model_divide_the_ranks(problems: Problems) -> None:
+    words = ("trainer.ranks=4", 'cluster.use="ray"')
+    assert not [text for text in problems(*words, "trainer.replicas=2") if text.startswith("trainer.replicas")]
+    (found,) = (text for text in problems(*words, "trainer.replicas=3") if text.startswith("trainer.replicas"))
+    assert "4 ranks do not divide into 3 copies" in found
+
+
 @pytest.mark.parametrize("word", ["eval.every=5", "eval.before_training=true"])
 def test_evaluation_needs_prompts_and_an_engine(problems: Problems, word: str) -> None:
     path = word.partition("=")[0]

@@ -14,6 +14,7 @@ from tidemill.contracts.events import ignore
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.sample import Group, Prompt, Score, StopReason, Trajectory
 from tidemill.contracts.state import PolicyVersion
+from tidemill.contracts.workers import Place
 from tidemill.engines.transformers.engine import TransformersEngine
 from tidemill.residency.manager import LeaseManager
 from tidemill.testing.tiny import make_tiny_model
@@ -49,7 +50,7 @@ class Pair:
     def __init__(self, folder: Path) -> None:
         self.trainer = FsdpTrainer(
             model=folder,
-            device="cpu",
+            place=Place(),
             compute_dtype="float32",
             tokens_per_micro_batch=128,
             minibatches=1,

@@ -9,6 +9,7 @@ from tidemill.contracts.engine import Request, Sampling
 from tidemill.contracts.events import ignore
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.state import PolicyVersion
+from tidemill.contracts.workers import Place
 from tidemill.engines.transformers.engine import TransformersEngine
 from tidemill.errors import ResidencyError, WeightSyncError
 from tidemill.residency.manager import LeaseManager
@@ -27,7 +28,7 @@ class Pair:
     def __init__(self, folder: Path, dtype: str) -> None:
         self.trainer = FsdpTrainer(
             model=folder,
-            device="cpu",
+            place=Place(),
             compute_dtype="float32",
             tokens_per_micro_batch=64,
             minibatches=1,

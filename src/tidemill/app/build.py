@@ -73,7 +73,8 @@ def build_trainer(config: RunConfig, place: Place, emit: Emit) -> RankTrainer:
             settings,
             TrainerSettings,
             model=config.model,
-            device=place.device,
+            place=place,
+            replicas=settings.replicas,
             compute_dtype=compute_dtype(settings.dtype, place.device),
             tokens_per_micro_batch=settings.tokens_per_micro_batch,
             minibatches=settings.minibatches,
@@ -81,6 +82,7 @@ def build_trainer(config: RunConfig, place: Place, emit: Emit) -> RankTrainer:
             max_grad_norm=settings.max_grad_norm,
             phases={"warm_up": warm_up, "rl": rl},
             page_bytes=config.residency.page,
+            deadline=config.residency.deadline,
             emit=emit,
         ),
     )

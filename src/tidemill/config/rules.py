@@ -72,6 +72,16 @@ def training_has_one_process(config: RunConfig) -> Iterator[Finding]:
         yield Finding(("trainer.ranks",), "this release trains on one process; set it to 1")
 
 
+def copies_of_the_model_divide_the_ranks(config: RunConfig) -> Iterator[Finding]:
+    """Every copy is cut over equally many ranks."""
+    ranks, replicas = config.trainer.ranks, config.trainer.replicas
+    if ranks % replicas:
+        yield Finding(
+            ("trainer.replicas", "trainer.ranks"),
+            f"{ranks} ranks do not divide into {replicas} copies of the model; choose a divisor of trainer.ranks",
+        )
+
+
 def minibatches_divide_a_step(config: RunConfig) -> Iterator[Finding]:
     """No answer is dropped, and no update is made from none."""
     rollout, minibatches = config.rollout, config.trainer.minibatches
@@ -240,6 +250,7 @@ TRAINING_RULES: tuple[Rule, ...] = (
     training_samples_from_all_tokens,
     a_group_has_enough_answers,
     training_has_one_process,
+    copies_of_the_model_divide_the_ranks,
     minibatches_divide_a_step,
     minibatches_divide_a_warm_up_step,
     warm_up_fits_into_the_run,

@@ -18,6 +18,8 @@ class TrainerSettings(Plug):
     """Which trainer: `fsdp`, an entry point in `tidemill.trainers`, or `module:Class` of a settings class."""
     ranks: Count = 1
     """Processes to train on. This release trains on one."""
+    replicas: Count = 1
+    """Copies of the model that the ranks hold; each is cut over `ranks / replicas` of them. More copies talk less."""
     dtype: Precision = "auto"
     """Precision of forward and backward. `auto` is bfloat16 on a GPU and float32 on a CPU; masters stay float32."""
     tokens_per_micro_batch: Count = 16384
@@ -37,6 +39,6 @@ class TrainerSettings(Plug):
 
 
 class FsdpTrainerSettings(TrainerSettings):
-    """PyTorch, one process."""
+    """PyTorch, parameters and optimizer cut over all ranks."""
 
     implementation: ClassVar[str] = "tidemill.trainers.fsdp.trainer:FsdpTrainer"

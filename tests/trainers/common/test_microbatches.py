@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from tidemill.errors import TrainerError
-from tidemill.trainers.common.microbatches import micro_batches, minibatches
+from tidemill.trainers.common.microbatches import micro_batches
 
 
 def cut(lengths: list[int], tokens: int, rows: list[int] | None = None) -> list[list[int]]:
@@ -37,13 +36,3 @@ def test_every_row_is_in_exactly_one_micro_batch_that_fits(seed: int, tokens: in
     assert sorted(row for part in parts for row in part) == list(range(50))
     for part in parts:
         assert len(part) == 1 or len(part) * max(lengths[row] for row in part) <= tokens
-
-
-def test_minibatches_are_equal_parts_in_the_given_order() -> None:
-    assert [part.tolist() for part in minibatches(6, 3)] == [[0, 1], [2, 3], [4, 5]]
-    assert [part.tolist() for part in minibatches(0, 2)] == [[], []]
-
-
-def test_counts_that_do_not_fit_are_refused_with_the_numbers() -> None:
-    with pytest.raises(TrainerError, match="7 rows into 2 equal minibatches"):
-        minibatches(7, 2)

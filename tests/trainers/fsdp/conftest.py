@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tidemill.contracts.events import ignore
+from tidemill.contracts.workers import Place
 from tidemill.testing.tiny import make_tiny_model
 from tidemill.trainers.common.schedule import PhaseSettings
 from tidemill.trainers.fsdp.trainer import FsdpTrainer
@@ -55,7 +56,7 @@ def make_fsdp_trainer(tiny_models: Callable[..., Path]) -> MakeFsdpTrainer:
     def make(**changes: Any) -> FsdpTrainer:
         settings: dict[str, Any] = {
             "model": tiny_models(),
-            "device": "cpu",
+            "place": Place(),
             "compute_dtype": "float32",
             "tokens_per_micro_batch": 40,
             "minibatches": 1,

@@ -30,7 +30,7 @@ def build(folder: Path, *, tokens: int, recompute: bool = False, dtype: ComputeD
 
 def gradient(passes: Passes, batch: Batch) -> Tensor:
     """The mean's gradient over all parameters as one vector, in float64."""
-    (parts,) = passes.plan(batch, minibatch_count=1)
+    parts = passes.plan(batch)
     count = passes.accumulate(parts, [], batch, LOSS, Tally())
     grads = [parameter.grad for parameter in passes.model._network.parameters()]
     return torch.cat([grad.flatten().double() for grad in grads if grad is not None]) / count
@@ -107,7 +107,7 @@ def test_recomputing_keeps_fewer_activations(tiny_models: Models) -> None:
     saved = {}
     for recompute in (False, True):
         passes = build(tiny_models(), tokens=10_000, recompute=recompute)
-        (parts,) = passes.plan(BATCH, minibatch_count=1)
+        parts = passes.plan(BATCH)
         sizes: list[int] = []
 
         def pack(tensor: Tensor, sizes: list[int] = sizes) -> Tensor:
@@ -131,7 +131,7 @@ def test_rows_without_a_token_to_train_on_are_not_computed(tiny_models: Models) 
     mask = BATCH.loss_mask.copy()
     mask[BATCH.offsets[2] : BATCH.offsets[5]] = False
     passes = build(tiny_models(), tokens=100)
-    (parts,) = passes.plan(replace(BATCH, loss_mask=mask), minibatch_count=1)
+    parts = passes.plan(replace(BATCH, loss_mask=mask))
     assert sum(part.input_ids.shape[0] for part in parts) == BATCH.rows - 3
 
 
@@ -145,7 +145,7 @@ def test_empty_rows_and_masked_first_tokens_train_nothing(tiny_models: Models) -
         metrics={},
     )
     passes = build(tiny_models(), tokens=100)
-    assert passes.plan(batch, minibatch_count=1) == [[]]
+    assert passes.plan(batch) == []
     found = passes.log_probs(batch)
     assert found[:2].tolist() == [0.0, 0.0]
     assert found[2] < 0

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float32, Int64
+from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
+from tidemill.algorithms.deal import rows_to_train
 from tidemill.contracts.algorithm import Loss, LossInputs
 from tidemill.contracts.batch import Batch
-from tidemill.trainers.common.microbatches import micro_batches, minibatches
+from tidemill.trainers.common.microbatches import micro_batches
 from tidemill.trainers.common.padding import PaddedRows, pad_rows
 from tidemill.trainers.fsdp.model import PolicyModel
 from tidemill.trainers.fsdp.tally import Tally
@@ -26,11 +27,9 @@ class Passes:
     device: torch.device
     tokens_per_micro_batch: int
 
-    def plan(self, batch: Batch, *, minibatch_count: int) -> list[list[PaddedRows]]:
-        """Micro-batches of each minibatch, of the rows that have a token to train on."""
-        trained = _rows_to_train(batch)
-        parts = minibatches(batch.rows, minibatch_count)
-        return [self._cut(batch, rows[trained[rows]]) for rows in parts]
+    def plan(self, batch: Batch) -> list[PaddedRows]:
+        """Micro-batches of a minibatch, of the rows that have a token to train on."""
+        return self._cut(batch, np.flatnonzero(rows_to_train(batch)))
 
     def _cut(self, batch: Batch, rows: Int64[np.ndarray, " rows"]) -> list[PaddedRows]:
         # The last token of a row is predicted but predicts nothing: it is not fed in.
@@ -72,14 +71,6 @@ class Passes:
             logprobs = self.model.logprobs(part, part.real, temperature=batch.temperature)
             result[part.positions] = logprobs.cpu().numpy()
         return result
-
-
-def _rows_to_train(batch: Batch) -> Bool[np.ndarray, " S"]:
-    """Whether a row has a token to train on besides its first, which nothing predicts."""
-    mask = batch.loss_mask.copy()
-    mask[batch.offsets[:-1][np.diff(batch.offsets) > 0]] = False
-    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(mask)])
-    return np.asarray(np.diff(before[batch.offsets]) > 0)
 
 
 def _loss_inputs(rows: PaddedRows, logprobs: Float[Tensor, " M"], old: Float[Tensor, " M"]) -> LossInputs:

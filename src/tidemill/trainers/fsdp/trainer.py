@@ -9,7 +9,7 @@ far they are off is reported under `mismatch/`.
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +18,14 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from tidemill import faults
+from tidemill.algorithms.deal import deal
 from tidemill.contracts.algorithm import Loss
 from tidemill.contracts.batch import Batch, StepReport
 from tidemill.contracts.checkpoint import Saved, Snapshot
 from tidemill.contracts.events import Emit, Notice, phase
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.residency import Gate
+from tidemill.contracts.workers import Place
 from tidemill.errors import CheckpointError, ResidencyError, TrainerError
 from tidemill.residency.gate import TenantGate
 from tidemill.residency.savers.host_arena import HostArenaSaver
@@ -50,7 +52,8 @@ class FsdpTrainer:
         self,
         *,
         model: Path,
-        device: str,
+        place: Place,
+        replicas: int = 1,
         compute_dtype: ComputeDtype,
         tokens_per_micro_batch: int,
         minibatches: int,
@@ -58,9 +61,11 @@ class FsdpTrainer:
         max_grad_norm: float,
         phases: Mapping[str, PhaseSettings],
         page_bytes: int,
+        deadline: float = 300.0,
         emit: Emit,
     ) -> None:
-        self._device = torch.device(device)
+        self._place = place
+        self._device = torch.device(place.device)
         network = load_network(model, device=self._device, recompute=recompute)
         self._parameters = dict(network.named_parameters())
         self._grad_bytes = sum(tensor.numel() * tensor.element_size() for tensor in self._parameters.values())
@@ -140,39 +145,60 @@ class FsdpTrainer:
         self._optimizer.reset()
         self._progress = Progress(phase=phase)
 
+    @property
+    def minibatches(self) -> int:
+        """Optimizer steps in one update."""
+        return self._minibatches
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids."""
+        return self._words
+
     def step(self, batch: Batch, loss: Loss) -> StepReport:
+        """`update` of this rank's share, which it deals itself: every rank is given the whole batch."""
+        self._gate.check(Part.ALL, "step")
+        self._check_ids(batch)
+        dealt = deal(batch, ranks=self._place.ranks, minibatches=self._minibatches)
+        return self.update(dealt[self._place.rank], loss)
+
+    def update(self, minibatches: Sequence[Batch], loss: Loss) -> StepReport:
         """One optimizer step a minibatch, all at the learning rate of this update.
 
         A minibatch without a token to train on, or whose gradient is not finite, changes neither weights nor moments
         and is counted. Raises TrainerError, before anything changes, for a batch that cannot be used.
         """
-        self._gate.check(Part.ALL, "step")
+        self._gate.check(Part.ALL, "update")
         self._refuse_if_torn("step")
         if not self._progress.phase:
             raise TrainerError(
                 'cannot step: no phase has begun, so there is no learning rate; call `begin("rl")` first'
             )
-        self._check_ids(batch)
+        for batch in minibatches:
+            self._check_ids(batch)
         with phase(self._emit, "train", self.name), self._updating():
-            return self._update(batch, loss)
+            return self._update(minibatches, loss)
 
-    def _update(self, batch: Batch, loss: Loss) -> StepReport:
+    def _update(self, minibatches: Sequence[Batch], loss: Loss) -> StepReport:
         lr = learning_rate(self._phases[self._progress.phase], self._progress.updates)
-        plan = self._passes.plan(batch, minibatch_count=self._minibatches)
-        old = self._old_logprobs(plan, batch.temperature)
+        plan = [self._passes.plan(batch) for batch in minibatches]
+        old = self._old_logprobs(plan, minibatches)
         tally = Tally()
         norms: list[float] = []
-        for parts, before in zip(plan, old, strict=True):
+        for parts, before, batch in zip(plan, old, minibatches, strict=True):
             count = self._passes.accumulate(parts, before, batch, loss, tally)
             if count > 0:
                 norms.append(self._apply(count, lr))
         self._progress = self._progress.advance(optimizer_steps=self._optimizer.steps)
         return _report(plan, norms, tally, lr)
 
-    def _old_logprobs(self, plan: list[list[PaddedRows]], temperature: float) -> list[list[Tensor]]:
+    def _old_logprobs(self, plan: list[list[PaddedRows]], minibatches: Sequence[Batch]) -> list[list[Tensor]]:
         if len(plan) == 1:
             return [[]]
-        return [[self._passes.old_logprobs(rows, temperature=temperature) for rows in parts] for parts in plan]
+        return [
+            [self._passes.old_logprobs(rows, temperature=batch.temperature) for rows in parts]
+            for parts, batch in zip(plan, minibatches, strict=True)
+        ]
 
     def _apply(self, count: float, lr: float) -> float:
         """Make one optimizer step of the gradients at hand, if they are finite; returns their norm."""
@@ -266,6 +292,12 @@ class FsdpTrainer:
         self._version += 1
         self._torn = False
         self._tell_changed_total(saved.extra.get("total_steps"))
+
+    def park(self) -> None:
+        """Nothing: one process has no groups."""
+
+    def revive(self) -> None:
+        """Nothing."""
 
     def close(self) -> None:
         """Unpin the host pages."""
