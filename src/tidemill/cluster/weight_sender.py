@@ -29,30 +29,38 @@ Carrier = Literal["bytes", "ipc", "none"]
 
 
 class WeightSender:
-    """One shipment at a time; opening one ends the one before."""
+    """One shipment at a time; opening one ends the one before.
+
+    Parcels are made in lockstep by all ranks, with a small answer that the driver waits for; those who feed somebody
+    are then asked for theirs, which goes to its receivers and not through the driver.
+    """
 
     def __init__(self, trainer: WeightSource) -> None:
         self._trainer = trainer
         self._shipment: _Shipment | _NoShipment = _NoShipment()
 
-    def open_shipment(self, dtype: str, bucket_bytes: int, carrier: Carrier) -> None:
-        """Begin: a collective, as `next_parcel` is. `dtype` is the engine's.
+    def open_shipment(self, dtype: str, bucket_bytes: int, carrier: Carrier) -> bool:
+        """Begin, and make the first parcel; whether it is the last. A collective. `dtype` is the engine's.
 
         Raises WeightSyncError for a dtype that weights are not cast to, and what the trainer raises.
         """
         self.close_shipment()
         self._shipment = _Shipment(self._trainer, dtype, bucket_bytes, carrier)
+        return self._shipment.next_parcel()
 
-    def next_parcel(self) -> Parcel:
-        """The next weights, as many as fit the bucket and at least one. Empty when none is left.
+    def next_parcel(self) -> bool:
+        """Make the next parcel; whether it is the last. A collective: as many weights as fit the bucket, at least one.
 
-        What a parcel says about lasts until the next but one: there are two buffers, used in turn. One in host memory
-        lasts as long as the array.
+        The buffer of the parcel before the last one is written again: its receivers must have answered.
         """
         return self._shipment.next_parcel()
 
+    def take_parcel(self) -> Parcel:
+        """The parcel made last, for the receivers that this rank feeds."""
+        return self._shipment.take_parcel()
+
     def close_shipment(self) -> Mapping[str, int]:
-        """Free the buffers; what was sent, with each weight's checksum. Nothing when no shipment is open.
+        """Free the buffers; the checksum of each weight that this rank sent. Nothing when no shipment is open.
 
         Call it when every receiver has let go of what it was sent, after failures too.
         """
@@ -115,10 +123,11 @@ class _Packing:
         self._sums[entry.name] = checksum(write(self._flat, entry, tensor))
         self._entries.append(entry)
 
-    def parcel(self, *, last: bool) -> Parcel:
+    def parcel(self) -> Parcel:
         entries, self._entries = tuple(self._entries), []
+        self._flat = torch.empty(0, dtype=torch.uint8)
         used = entries[-1].start + entries[-1].nbytes if entries else 0
-        return Parcel(entries=entries, payload=self._staging.payload(used), last=last)
+        return Parcel(entries=entries, payload=self._staging.payload(used))
 
     def close(self) -> Mapping[str, int]:
         self._flat = torch.empty(0, dtype=torch.uint8)
@@ -132,8 +141,8 @@ class _Passing:
     def add(self, entry: Entry, tensor: "Tensor") -> None:
         pass
 
-    def parcel(self, *, last: bool) -> Parcel:
-        return Parcel(entries=(), payload=None, last=last)
+    def parcel(self) -> Parcel:
+        raise WeightSyncError("cannot send a parcel of weights: this rank was opened to feed nobody")
 
     def close(self) -> Mapping[str, int]:
         return {}
@@ -162,7 +171,7 @@ class _Shipment:
             return [(name, tensor.detach())]
         return []
 
-    def next_parcel(self) -> Parcel:
+    def next_parcel(self) -> bool:
         used = 0
         while self._ahead:
             ((name, tensor),) = self._ahead
@@ -174,7 +183,10 @@ class _Shipment:
             self._packing.add(entry, tensor)
             used = aligned(used + entry.nbytes)
             self._ahead = self._pull()
-        return self._packing.parcel(last=not self._ahead)
+        return not self._ahead
+
+    def take_parcel(self) -> Parcel:
+        return self._packing.parcel()
 
     def close(self) -> Mapping[str, int]:
         # Dropped at once: it may hold gathered weights, and be half-way through a gathering.
@@ -195,7 +207,10 @@ def _packing(carrier: Carrier, capacity: int) -> _Packing | _Passing:
 class _NoShipment:
     """Before the first, and between two."""
 
-    def next_parcel(self) -> Parcel:
+    def next_parcel(self) -> bool:
+        raise WeightSyncError("cannot make a parcel of weights: no shipment is open; call open_shipment first")
+
+    def take_parcel(self) -> Parcel:
         raise WeightSyncError("cannot send a parcel of weights: no shipment is open; call open_shipment first")
 
     def close(self) -> Mapping[str, int]:

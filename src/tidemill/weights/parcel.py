@@ -2,21 +2,21 @@
 
 import ctypes
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from tidemill.weights.copying import copy_weight
 from tidemill.weights.elements import torch_dtype
 
 if TYPE_CHECKING:
-    import numpy as np
     from jaxtyping import UInt8
     from torch import Tensor
 
-__all__ = ["ALIGNMENT", "Entry", "Parcel", "aligned", "host_bytes", "unpack", "write"]
+__all__ = ["ALIGNMENT", "Entry", "Parcel", "aligned", "host_bytes", "pack", "unpack", "write"]
 
 # Where an allocator would put a tensor of its own: vectorised loads and casts rely on it.
 ALIGNMENT = 256
@@ -39,14 +39,10 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Parcel:
-    """Some whole weights. `payload` is their buffer: flat uint8 in host memory, or what opens it where it lies.
-
-    A rank that only pulls along, feeding nobody, makes parcels without entries. `last` says that none comes after it.
-    """
+    """Some whole weights. `payload` is their buffer: flat uint8 in host memory, or what opens it where it lies."""
 
     entries: tuple[Entry, ...]
     payload: Any
-    last: bool
 
 
 def aligned(size: int) -> int:
@@ -59,6 +55,20 @@ def write(flat: "Tensor", entry: Entry, tensor: "Tensor") -> "Tensor":
     view = _view(flat, entry)
     copy_weight(view, tensor)
     return view
+
+
+def pack(weights: "Sequence[tuple[str, Tensor]]", dtype: str) -> Parcel:
+    """Cast `weights` into one new buffer in host memory."""
+    entries: list[Entry] = []
+    end = 0
+    for name, tensor in weights:
+        entries.append(Entry(name=name, dtype=dtype, shape=tuple(tensor.shape), start=aligned(end)))
+        end = entries[-1].start + entries[-1].nbytes
+    array = np.empty(end, dtype=np.uint8)
+    flat = host_bytes(array)
+    for entry, (_, tensor) in zip(entries, weights, strict=True):
+        write(flat, entry, tensor)
+    return Parcel(entries=tuple(entries), payload=array)
 
 
 def unpack(entries: tuple[Entry, ...], flat: "Tensor") -> "Iterator[tuple[str, Tensor]]":
