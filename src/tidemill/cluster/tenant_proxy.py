@@ -2,17 +2,23 @@
 
 The gate is here, so that use without a lease raises in the caller's line; every call carries its state to the workers,
 whose own gates follow. What is counted is the worker with the most: the ledger's maximum over ranks.
+
+A transition that fails on some workers is undone on the others, so that all are as before it. When that is not to be
+had, because a worker died or stands elsewhere than its siblings, nothing is on the device any more and every later use
+is refused with the reason.
 """
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tidemill.cluster.calling import raise_failure
 from tidemill.cluster.tenant_service import Description, Used
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.residency import Gate
-from tidemill.contracts.workers import WorkerGroup
-from tidemill.errors import ResidencyError
+from tidemill.contracts.workers import Pending, WorkerGroup
+from tidemill.errors import ResidencyError, WorkerError
 from tidemill.residency.gate import TenantGate
 
 __all__ = ["Deadlines", "TenantProxy"]
@@ -37,8 +43,8 @@ class TenantProxy:
         self._name = described[0].name
         self._footprints = [worker.footprint for worker in described]
         self._gate = TenantGate(self._name)
-        self._standing: list[Used] = []
-        self._look()
+        self._lost = ""
+        self._standing: list[Used] = group.call("use", Part.NONE, "stand", deadline=deadlines.transition)
 
     @property
     def name(self) -> str:
@@ -50,11 +56,25 @@ class TenantProxy:
         """Opened and closed by Residency, on the driver."""
         return self._gate
 
+    @property
+    def group(self) -> WorkerGroup:
+        """The workers."""
+        return self._group
+
+    def each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call `method` of every worker's service, under the gate, with arguments of its own for each; the values."""
+        return self._use_each(method, arguments, deadline=self._deadlines.work)
+
+    def begin(self, worker: int, method: str, *arguments: Any) -> Pending:
+        """As `each`, for one worker, and go on. The answer is a `Used`; one may stand among another call's arguments."""
+        self._reach(lambda: [])
+        return self._group.start(worker, "use", self._allowed(), method, *arguments)
+
     def resident(self) -> Part:
-        """Parts that are on every worker's device."""
-        parts = Part.ALL
-        for worker in self._standing:
-            parts &= worker.resident
+        """Parts that are on the device of every worker that has bytes of them."""
+        parts, anybodys = Part.ALL, self._known()
+        for worker, used in enumerate(self._standing):
+            parts &= used.resident | anybodys & ~self._has(worker)
         return parts
 
     def footprint(self, part: Part) -> int:
@@ -67,52 +87,73 @@ class TenantProxy:
 
     def wake_up(self, part: Part) -> None:
         """Returns when every worker is awake. When one cannot, the others are put back: all are as before."""
-        before = [worker.resident for worker in self._standing]
-        try:
-            self._use_all("wake_up", part, deadline=self._deadlines.transition)
-        except Exception as cause:
-            self._put_back(before, cause)
-            raise
+        self._shift_all("wake_up", part)
 
     def sleep(self) -> None:
         """Returns when every worker sleeps. When one cannot, the others are woken again: all are as before."""
-        before = [worker.resident for worker in self._standing]
+        self._shift_all("sleep")
+
+    def _shift_all(self, method: str, *arguments: Any) -> None:
+        """A transition of memory, in which no worker needs another; all or nothing."""
+        before = [used.resident for used in self._standing]
+        deadline = self._deadlines.transition
         try:
-            self._use_all("sleep", deadline=self._deadlines.transition)
-        except Exception as cause:
-            self._put_back(before, cause)
+            self._standing = self._reach(lambda: self._group.call("shift", method, *arguments, deadline=deadline))
+        except BaseException as cause:
+            # A worker is gone, or its answer is: nobody knows any more what lies where.
+            self._lose(f"{self._name} could not {_WORDS[method]}: {cause}")
             raise
+        for name, used in zip(self._group.names, self._standing, strict=True):
+            if used.failure is not None:
+                try:
+                    raise_failure(name, used.failure)
+                except Exception as cause:
+                    self._put_back(before, cause)
+                    raise
 
     def _put_back(self, before: Sequence[Part], cause: Exception) -> None:
+        """Every worker to the parts that it had. When that fails, the workers are ended; `cause` is told."""
         try:
-            self._look()
-            for worker, wanted in enumerate(before):
-                if self._standing[worker].resident & ~wanted:
-                    self._use_one(worker, "sleep")
-                if wanted & ~self._standing[worker].resident:
-                    self._use_one(worker, "wake_up", wanted)
+            self._shift_some({w: ("sleep",) for w, parts in enumerate(before) if self._standing[w].resident & ~parts})
+            self._shift_some(
+                {w: ("wake_up", p) for w, p in enumerate(before) if p & ~self._standing[w].resident & self._has(w)}
+            )
         except Exception as second:
-            cause.add_note(f"and the others could not be put back ({second}): the run cannot go on")
+            cause.add_note(f"and the others could not be put back ({second}): {self._name}'s workers were ended")
+            self._group.close()
+            self._lose(f"{self._name}'s workers were ended: after {cause}, the others could not be put back ({second})")
 
-    def _look(self) -> None:
-        self._use_all("stand", deadline=self._deadlines.transition)
+    def _shift_some(self, calls: dict[int, tuple[Any, ...]]) -> None:
+        pending = {worker: self._group.start(worker, "shift", *call) for worker, call in calls.items()}
+        for worker, answer in pending.items():
+            self._standing[worker] = answer.result(self._deadlines.transition)
+        for worker in calls:
+            failure = self._standing[worker].failure
+            if failure is not None:
+                raise_failure(self._group.names[worker], failure)
 
-    def _use_one(self, worker: int, method: str, *arguments: Any) -> None:
-        pending = self._group.start(worker, "use", Part.NONE, method, *arguments)
-        self._standing[worker] = pending.result(self._deadlines.transition)
+    def _lose(self, reason: str) -> None:
+        """Nothing is on the device any more, for a part of it is no whole."""
+        self._lost = self._lost or reason
+        nothing = Used(value=None, resident=Part.NONE, host_bytes=0)
+        self._standing = [dataclasses.replace(nothing) for _ in self._group.names]
+
+    def _reach(self, call: Callable[[], list[Used]]) -> list[Used]:
+        if self._lost:
+            raise WorkerError(f"cannot reach {self._name} any more: {self._lost}")
+        return call()
 
     def _allowed(self) -> Part:
         return self._gate.allowed
 
     def _use_all(self, method: str, *arguments: Any, deadline: float) -> list[Any]:
         """The value of `method` on every worker."""
-        self._standing = self._group.call("use", self._allowed(), method, *arguments, deadline=deadline)
-        return [used.value for used in self._standing]
+        return self._use_each(method, [arguments] * len(self._group.names), deadline=deadline)
 
     def _use_each(self, method: str, arguments: Sequence[tuple[Any, ...]], *, deadline: float) -> list[Any]:
         """As `_use_all`, with arguments of its own for each worker."""
         calls = [(self._allowed(), method, *each) for each in arguments]
-        self._standing = self._group.call_each("use", calls, deadline=deadline)
+        self._standing = self._reach(lambda: self._group.call_each("use", calls, deadline=deadline))
         return [used.value for used in self._standing]
 
     def _refuse_unless_awake(self, part: Part, doing: str) -> None:
@@ -125,8 +166,20 @@ class TenantProxy:
                 f"`with residency.awake({self._name}): ...`"
             )
 
+    def _has(self, worker: int) -> Part:
+        """The parts of which `worker` has bytes."""
+        return _parts(part for part, size in self._footprints[worker].items() if size)
+
     def _known(self) -> Part:
-        parts = Part.NONE
-        for part, size in self._footprints[0].items():
-            parts |= part if size else Part.NONE
-        return parts
+        """The parts of which some worker has bytes."""
+        return _parts(part for table in self._footprints for part, size in table.items() if size)
+
+
+_WORDS = {"wake_up": "wake", "sleep": "sleep"}
+
+
+def _parts(some: Any) -> Part:
+    parts = Part.NONE
+    for part in some:
+        parts |= part
+    return parts

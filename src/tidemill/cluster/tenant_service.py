@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tidemill import faults
+from tidemill.cluster.whereabouts import Whereabouts, whereabouts
+from tidemill.cluster.worker import Failure, failure_of
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.residency import Tenant
 
@@ -21,11 +22,15 @@ class Description:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Used:
-    """The value of a call, and the tenant's parts on the device and bytes on the host after it."""
+    """The value of a call, and the tenant's parts on the device and bytes on the host after it.
+
+    A transition that failed is a value too, `failure`: the driver must know of every worker how it stands.
+    """
 
     value: Any
     resident: Part
     host_bytes: int
+    failure: Failure | None = None
 
 
 class TenantService:
@@ -40,14 +45,25 @@ class TenantService:
 
     def use(self, allowed: Part, method: str, *arguments: Any) -> Used:
         """Call one of this service's methods with the tenant's gate as the driver's is: open for `allowed` only."""
-        faults.point(f"worker.{method}")
         gate = self._tenant.gate
         gate.open(allowed)
         try:
             value = getattr(self, method)(*arguments)
         finally:
             gate.close(Part.ALL)
-        return Used(value=value, resident=self._tenant.resident(), host_bytes=self._tenant.host_bytes())
+        return self._used(value, None)
+
+    def shift(self, method: str, *arguments: Any) -> Used:
+        """Call a transition that needs no other worker. Raises nothing: its failure is told with how things stand."""
+        try:
+            getattr(self, method)(*arguments)
+        except Exception as error:
+            return self._used(None, failure_of(error))
+        return self._used(None, None)
+
+    def where(self) -> Whereabouts:
+        """The machine, and the GPU that this process has used."""
+        return whereabouts()
 
     def stand(self) -> None:
         """Does nothing: `use` tells how things stand."""
@@ -59,3 +75,7 @@ class TenantService:
     def sleep(self) -> None:
         """See Tenant."""
         self._tenant.sleep()
+
+    def _used(self, value: Any, failure: Failure | None) -> Used:
+        tenant = self._tenant
+        return Used(value=value, resident=tenant.resident(), host_bytes=tenant.host_bytes(), failure=failure)

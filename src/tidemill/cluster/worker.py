@@ -14,7 +14,7 @@ from tidemill.contracts.workers import Place
 from tidemill.errors import TidemillError, WorkerError
 from tidemill.residency.groups import open_rendezvous
 
-__all__ = ["Failure", "MakeService", "Reply", "Worker", "value_of"]
+__all__ = ["Failure", "MakeService", "Reply", "Worker", "failure_of", "value_of"]
 
 MakeService = Callable[[Place, Emit], Any]
 
@@ -67,7 +67,7 @@ class Worker:
         try:
             return Reply(value=self._method(method)(*arguments))
         except Exception as error:
-            return Reply(failure=_failure(error))
+            return Reply(failure=failure_of(error))
 
     def _method(self, name: str) -> Callable[..., Any]:
         if name.startswith("_"):
@@ -79,7 +79,7 @@ class Worker:
         try:
             value, failure = work(), None
         except Exception as error:
-            value, failure = None, _failure(error)
+            value, failure = None, failure_of(error)
         # One read, one cut: another thread of the service may emit meanwhile.
         events = tuple(self._events)
         del self._events[: len(events)]
@@ -95,7 +95,8 @@ def value_of(argument: Any) -> Any:
     return argument.value
 
 
-def _failure(error: Exception) -> Failure:
+def failure_of(error: Exception) -> Failure:
+    """As data that can be sent."""
     # Our own errors take one message, and the system's a number and a text: both arrive as they were.
     sent = error if isinstance(error, TidemillError) or type(error).__module__ == "builtins" else None
     text = f"{type(error).__name__}: {error}"

@@ -1,0 +1,79 @@
+"""A rank's pieces of a snapshot, written by that rank's worker while the driver looks on."""
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tidemill.cluster.calling import raise_failure
+from tidemill.cluster.snapshot_desk import Writing
+from tidemill.contracts.checkpoint import TensorSpec
+from tidemill.contracts.workers import WorkerGroup
+from tidemill.errors import CheckpointError
+
+__all__ = ["RemoteShard"]
+
+_LOOK = 0.02  # seconds between looks at a file that grows
+_STILL = 0.25  # seconds after which one that does not grow is told of too, so that who waits may stop
+_LET_GO = 10.0  # seconds for the worker to let go of a file that nobody waits for
+
+
+class RemoteShard:
+    """Implements `Shard` over snapshot number `token` of worker `worker`, whose service has a `SnapshotDesk`.
+
+    `path` is one that the worker sees too. Each question is answered beside what the worker does; `deadline` is how
+    many seconds it may take for that.
+    """
+
+    def __init__(
+        self, group: WorkerGroup, *, worker: int, token: int, specs: Mapping[str, TensorSpec], deadline: float
+    ) -> None:
+        self._group = group
+        self._worker = worker
+        self._token = token
+        self._specs = specs
+        self._deadline = deadline
+
+    @property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """See Shard."""
+        return self._specs
+
+    def write(self, path: Path, advance: Callable[[int], None]) -> Mapping[str, str]:
+        """See Shard. When `advance` raises, the worker has let go of `path` before that goes on, or is said not to."""
+        self._ask("write_shard", path)
+        told, moved = 0, time.monotonic()
+        while True:
+            now: Writing = self._ask("shard_state")
+            if now.written > told or now.ended or time.monotonic() - moved > _STILL:
+                self._tell(advance, now.written - told, path)
+                told, moved = now.written, time.monotonic()
+            if now.ended:
+                break
+            time.sleep(_LOOK)
+        if now.failure is not None:
+            raise_failure(self._group.names[self._worker], now.failure)
+        return now.sums
+
+    def _tell(self, advance: Callable[[int], None], count: int, path: Path) -> None:
+        try:
+            advance(count)
+        except BaseException as stop:
+            try:
+                self._abandon(path)
+            except Exception as second:
+                stop.add_note(f"{second}")
+            raise
+
+    def _abandon(self, path: Path) -> None:
+        self._ask("abandon_shard")
+        ends = time.monotonic() + _LET_GO
+        while not self._ask("shard_state").ended:
+            if time.monotonic() > ends:
+                raise CheckpointError(
+                    f"{self._group.names[self._worker]} has not let go of {path} after {_LET_GO:.0f} s; see its disk"
+                )
+            time.sleep(_LOOK)
+
+    def _ask(self, method: str, *arguments: object) -> Writing:
+        answer: Writing = self._group.control(self._worker, method, self._token, *arguments, deadline=self._deadline)
+        return answer

@@ -1,0 +1,223 @@
+"""The driver's stand-in for a trainer whose ranks are workers.
+
+Every decision is taken here, once, before a rank is called: whether there is a lease, whether the batch can be used,
+which rank computes which row. A refusal by one rank alone would leave the others waiting for it in a collective.
+
+Ranks are equal or useless: when a step, a load or the start of a phase ended differently on some of them, the state
+is torn, and all but `load` and the transitions is refused until a load succeeds.
+"""
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tidemill.algorithms.deal import deal, deal_rows
+from tidemill.cluster.pulled_weights import pulled_weights
+from tidemill.cluster.remote_shard import RemoteShard
+from tidemill.cluster.tenant_proxy import Deadlines, TenantProxy
+from tidemill.cluster.trainer_service import RANK_RANDOM, REFUSALS, Taken, TrainerDescription
+from tidemill.contracts.algorithm import Loss
+from tidemill.contracts.batch import Batch, StepReport
+from tidemill.contracts.checkpoint import Saved, Snapshot
+from tidemill.contracts.events import Emit, Notice
+from tidemill.contracts.footprint import Part
+from tidemill.contracts.workers import WorkerGroup
+from tidemill.errors import TrainerError, WorkerError
+
+if TYPE_CHECKING:
+    from jaxtyping import Float32
+    from torch import Tensor
+
+__all__ = ["TrainerProxy"]
+
+
+class TrainerProxy(TenantProxy):
+    """Implements `Trainer` over `group`, whose services are `TrainerService`s: one call a step, two a sleep or wake."""
+
+    def __init__(self, group: WorkerGroup, *, deadlines: Deadlines, emit: Emit) -> None:
+        super().__init__(group, deadlines=deadlines)
+        described: list[TrainerDescription] = group.call("describe_trainer", deadline=deadlines.work)
+        self._described = described[0]
+        self._ranks = len(described)
+        self._emit = emit
+        self._torn = ""
+        self._parked = False
+        self._tokens = itertools.count()
+        self._held: set[int] = set()
+        self._closing = False
+        self._lock = threading.Lock()
+
+    @property
+    def group(self) -> WorkerGroup:
+        """The ranks, for those who call them in their own way: under `gate.allowed`, through `use`."""
+        return self._group
+
+    def wake_up(self, part: Part) -> None:
+        """As Tenant's; then process groups, when every rank has its memory. A failure in those ends the workers."""
+        super().wake_up(part)
+        if self._parked:
+            self._groups("revive", "wake")
+            self._parked = False
+
+    def sleep(self) -> None:
+        """As Tenant's; then process groups, when every rank sleeps. A failure in those ends the workers."""
+        super().sleep()
+        if not self._parked:
+            self._groups("park", "put to sleep")
+            self._parked = True
+
+    def _groups(self, method: str, doing: str) -> None:
+        try:
+            self._use_all(method, deadline=self._deadlines.transition)
+        except BaseException as cause:
+            # Some ranks may have the groups and some not: whoever entered a collective now would wait for ever.
+            self._group.close()
+            reason = f"cannot {doing} {self.name}: {cause}; its process groups are in no known state"
+            self._lose(f"{reason}, so its workers were ended")
+            if not isinstance(cause, Exception):
+                raise
+            raise WorkerError(f"{reason}, so its workers were ended; resume the run from its checkpoint") from cause
+
+    def begin(self, phase: str) -> None:
+        """See Trainer."""
+        self._refuse_unless_awake(Part.ALL, "begin")
+        self._refuse_if_torn("begin a phase")
+        with self._changing("the start of a phase"):
+            self._use_all("begin", phase, deadline=self._deadlines.work)
+
+    def step(self, batch: Batch, loss: Loss) -> StepReport:
+        """See Trainer; rows are dealt over ranks by their tokens, and the report is of all of them."""
+        self._refuse_unless_awake(Part.ALL, "step")
+        self._refuse_if_torn("step")
+        self._check_ids(batch)
+        shares = deal(batch, ranks=self._ranks, minibatches=self._described.minibatches)
+        with self._changing("a step"):
+            reports: list[StepReport] = self._use_each(
+                "update", [(share, loss) for share in shares], deadline=self._deadlines.work
+            )
+        return reports[0]
+
+    def log_probs(self, batch: Batch) -> "Float32[np.ndarray, ' N']":
+        """See Trainer; each row is computed by one rank."""
+        self._refuse_unless_awake(Part.WEIGHTS, "log_probs")
+        self._refuse_if_torn("compute log-probs")
+        self._check_ids(batch)
+        shares = deal_rows(batch, ranks=self._ranks)
+        values = self._use_each("log_probs", [(share.batch,) for share in shares], deadline=self._deadlines.work)
+        found = np.zeros(batch.tokens, np.float32)
+        for share, own in zip(shares, values, strict=True):
+            found[share.positions] = own
+        return found
+
+    def _check_ids(self, batch: Batch) -> None:
+        words = self._described.vocabulary
+        if batch.tokens and not 0 <= batch.token_ids.min() <= batch.token_ids.max() < words:
+            raise TrainerError(
+                f"cannot use a batch with token ids from {batch.token_ids.min()} to {batch.token_ids.max()}: the model "
+                f"has {words} words, so they come from another tokenizer; check `model` and the data"
+            )
+
+    def weight_specs(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
+        """See WeightSource. It was asked once: nothing is communicated."""
+        return self._described.weight_specs
+
+    def named_weights(self) -> "Iterator[tuple[str, Tensor]]":
+        """See WeightSource; as copies on the CPU, gathered a bucket at a time. A weight sync has a faster way."""
+        self._check_weights()
+        self._refuse_if_torn("hand out weights")
+
+        def use_each(method: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
+            return self._use_each(method, arguments, deadline=self._deadlines.work)
+
+        return pulled_weights(use_each, ranks=self._ranks, specs=self.weight_specs(), check=self._check_weights)
+
+    def _check_weights(self) -> None:
+        self._refuse_unless_awake(Part.WEIGHTS, "named_weights")
+
+    def snapshot(self) -> Snapshot:
+        """See Trainer. What is written stays with the ranks until it is released; no collective is used.
+
+        `extra` is rank 0's, with the random states of every rank's process.
+        """
+        self._refuse_if_torn("save the trainer")
+        token = next(self._tokens)
+        with self._lock:
+            self._held.add(token)
+        try:
+            taken: list[Taken] = self._use_all("take_snapshot", token, deadline=self._deadlines.transition)
+        except BaseException:
+            self._release(token)
+            raise
+        shards = [
+            RemoteShard(self._group, worker=worker, token=token, specs=own.specs, deadline=self._deadlines.control)
+            for worker, own in enumerate(taken)
+            if own.specs
+        ]
+        extra = dict(taken[0].extra) | {RANK_RANDOM: [own.random for own in taken]}
+        return Snapshot(shards=shards, extra=extra, release=lambda: self._release(token))
+
+    def _release(self, token: int) -> None:
+        """Let go of a snapshot, once, from any thread; the last one after `close` ends the workers."""
+        with self._lock:
+            if token not in self._held:
+                return
+            self._held.remove(token)
+            last = self._closing and not self._held
+        if last:
+            self._group.close()
+            return
+        for worker in range(self._ranks):
+            # With a worker that is gone its snapshot is gone too.
+            with contextlib.suppress(WorkerError):
+                self._group.control(worker, "release_snapshot", token, deadline=self._deadlines.control)
+
+    def load(self, saved: Saved) -> None:
+        """See Trainer. When some ranks refused and others did not, the state is torn until a load succeeds."""
+        self._refuse_unless_awake(Part.ALL, "load")
+        with self._changing("a load"):
+            self._use_all("load", saved, deadline=self._deadlines.work)
+        self._torn = ""
+        states = len(saved.extra.get(RANK_RANDOM, ()))
+        if states not in (0, self._ranks):
+            self._emit(
+                Notice(
+                    text=f"the checkpoint is of {states} trainer ranks and this run has {self._ranks}: training goes "
+                    "on from the same state, and sums over ranks may differ in their last bits"
+                )
+            )
+
+    @contextlib.contextmanager
+    def _changing(self, what: str) -> Iterator[None]:
+        """A call that changes every rank. After a failure the state is torn, unless all ranks refused alike."""
+        try:
+            yield
+        except BaseException as error:
+            if not (isinstance(error, REFUSALS) and self._agree()):
+                self._torn = f"{what} failed on some ranks ({type(error).__name__}: {error})"
+            raise
+
+    def _agree(self) -> bool:
+        try:
+            return len(set(self._use_all("changes", deadline=self._deadlines.transition))) == 1
+        except WorkerError:
+            return False
+
+    def _refuse_if_torn(self, doing: str) -> None:
+        if self._torn:
+            raise TrainerError(
+                f"cannot {doing}: {self._torn}, so the ranks are of no one step; load a checkpoint or start the run "
+                "again"
+            )
+
+    def close(self) -> None:
+        """End the workers, once the last snapshot is released: until then what it holds can still be written."""
+        with self._lock:
+            self._closing = True
+            ready = not self._held
+        self._lost = self._lost or "it was closed"
+        if ready:
+            self._group.close()
