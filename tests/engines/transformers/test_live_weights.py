@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tidemill.engines.transformers.live_weights import LiveWeights
-from tidemill.engines.transformers.skeleton import model_skeleton
+from tidemill.models.skeleton import model_skeleton
 from tidemill.testing.tiny import make_tiny_model
 
 

@@ -22,9 +22,9 @@ from tidemill.engines.transformers.decode import Answer, decode
 from tidemill.engines.transformers.live_weights import LiveWeights
 from tidemill.engines.transformers.requests import Limits, check_requests, check_sampling, plan_batches
 from tidemill.engines.transformers.sampling import row_keys, uniforms
-from tidemill.engines.transformers.skeleton import model_skeleton
 from tidemill.engines.transformers.stopping import NoStopStrings, StopStrings, end_ids
 from tidemill.errors import DataError, EngineError, ResidencyError, WeightSyncError
+from tidemill.models.skeleton import model_skeleton
 from tidemill.residency.gate import TenantGate
 from tidemill.residency.transfer import CudaTransfer, HostTransfer
 from tidemill.weights.checksum import checksum

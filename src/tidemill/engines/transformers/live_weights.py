@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tidemill.engines.transformers.skeleton import computed_buffers
 from tidemill.errors import WeightSyncError
+from tidemill.models.skeleton import computed_buffers
 from tidemill.weights.copying import copy_weight
 
 if TYPE_CHECKING:

@@ -1,3 +1,5 @@
+"""tidemill.models.skeleton"""
+
 import json
 from pathlib import Path
 
@@ -5,8 +7,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tidemill.engines.transformers.skeleton import computed_buffers, model_skeleton
 from tidemill.errors import DataError
+from tidemill.models.skeleton import computed_buffers, model_skeleton
 from tidemill.testing.tiny import make_tiny_model
 
 

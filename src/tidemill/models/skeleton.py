@@ -13,15 +13,21 @@ __all__ = ["computed_buffers", "model_skeleton"]
 
 
 def model_skeleton(folder: Path, dtype: torch.dtype) -> Any:
-    """A causal language model on the meta device, in eval mode, tied as its config says. Raises DataError."""
+    """A causal language model on the meta device, in eval mode, tied as its config says, without dropout.
+
+    Raises DataError.
+    """
     config_file = folder / "config.json"
     if not config_file.is_file():
         raise DataError(f"cannot load a model from {folder}: there is no config.json; name a Hugging Face model folder")
     try:
         json.loads(config_file.read_text(encoding="utf-8"))
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        config.attention_dropout = 0.0
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False
+            )
     except (ValueError, KeyError, OSError) as error:
         raise DataError(
             f"cannot build a causal language model from {config_file}: {error}; only architectures that transformers "
