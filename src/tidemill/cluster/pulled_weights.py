@@ -17,25 +17,31 @@ __all__ = ["pulled_weights"]
 _BUCKET = 64 << 20
 _NAMES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
-UseEach = Callable[[str, list[tuple[Any, ...]]], list[Any]]
+Each = Callable[[str, list[tuple[Any, ...]]], list[Any]]
 
 
 def pulled_weights(
-    use_each: UseEach, *, ranks: int, specs: Mapping[str, tuple[str, tuple[int, ...]]], check: Callable[[], None]
+    each: Each,
+    take: Callable[[], Parcel],
+    *,
+    ranks: int,
+    specs: Mapping[str, tuple[str, tuple[int, ...]]],
+    check: Callable[[], None],
 ) -> "Iterator[tuple[str, Tensor]]":
-    """Every weight as a CPU tensor of its own. A collective of all ranks at each bucket; `check` before each weight.
+    """Every weight as a CPU tensor of its own; `check` before each. A collective of all ranks at each bucket.
 
-    A hand-over to an engine that begins meanwhile ends this one. Raises TrainerError for weights that are no floats.
+    `each` calls every rank, `take` gets rank 0's parcel. A hand-over to an engine that begins meanwhile ends this one.
+    Raises TrainerError for weights that are no floats.
     """
     wide = _wide({dtype for dtype, _ in specs.values()})
-    use_each("open_shipment", [(wide, _BUCKET, "bytes" if rank == 0 else "none") for rank in range(ranks)])
-    last = False
+    opening = [(wide, _BUCKET, "bytes" if rank == 0 else "none") for rank in range(ranks)]
+    last: bool = each("open_shipment", opening)[0]
+    yield from _unpacked(take(), specs, check)
     while not last:
         check()
-        parcel: Parcel = use_each("next_parcel", [()] * ranks)[0]
-        last = parcel.last
-        yield from _unpacked(parcel, specs, check)
-    use_each("close_shipment", [()] * ranks)
+        last = each("next_parcel", [()] * ranks)[0]
+        yield from _unpacked(take(), specs, check)
+    each("close_shipment", [()] * ranks)
 
 
 def _wide(dtypes: set[str]) -> str:

@@ -65,8 +65,8 @@ class TenantProxy:
         """Call `method` of every worker's service, under the gate, with arguments of its own for each; the values."""
         return self._use_each(method, arguments, deadline=self._deadlines.work)
 
-    def begin(self, worker: int, method: str, *arguments: Any) -> Pending:
-        """As `each`, for one worker, and go on. The answer is a `Used`; one may stand among another call's arguments."""
+    def start(self, worker: int, method: str, *arguments: Any) -> Pending:
+        """As `each`, for one worker, and go on. The answer is a `Used`; it may be an argument of another call."""
         self._reach(lambda: [])
         return self._group.start(worker, "use", self._allowed(), method, *arguments)
 

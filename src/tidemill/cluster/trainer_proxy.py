@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from tidemill.algorithms.deal import deal, deal_rows
 from tidemill.cluster.pulled_weights import pulled_weights
 from tidemill.cluster.remote_shard import RemoteShard
 from tidemill.cluster.tenant_proxy import Deadlines, TenantProxy
+from tidemill.cluster.tenant_service import Used
 from tidemill.cluster.trainer_service import RANK_RANDOM, REFUSALS, Taken, TrainerDescription
 from tidemill.contracts.algorithm import Loss
 from tidemill.contracts.batch import Batch, StepReport
@@ -27,6 +28,7 @@ from tidemill.contracts.events import Emit, Notice
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.workers import WorkerGroup
 from tidemill.errors import TrainerError, WorkerError
+from tidemill.weights.parcel import Parcel
 
 if TYPE_CHECKING:
     from jaxtyping import Float32
@@ -50,11 +52,6 @@ class TrainerProxy(TenantProxy):
         self._held: set[int] = set()
         self._closing = False
         self._lock = threading.Lock()
-
-    @property
-    def group(self) -> WorkerGroup:
-        """The ranks, for those who call them in their own way: under `gate.allowed`, through `use`."""
-        return self._group
 
     def wake_up(self, part: Part) -> None:
         """As Tenant's; then process groups, when every rank has its memory. A failure in those ends the workers."""
@@ -129,11 +126,14 @@ class TrainerProxy(TenantProxy):
         """See WeightSource; as copies on the CPU, gathered a bucket at a time. A weight sync has a faster way."""
         self._check_weights()
         self._refuse_if_torn("hand out weights")
+        return pulled_weights(
+            self.each, self._parcel, ranks=self._ranks, specs=self.weight_specs(), check=self._check_weights
+        )
 
-        def use_each(method: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
-            return self._use_each(method, arguments, deadline=self._deadlines.work)
-
-        return pulled_weights(use_each, ranks=self._ranks, specs=self.weight_specs(), check=self._check_weights)
+    def _parcel(self) -> Parcel:
+        used: Used = self.start(0, "take_parcel").result(self._deadlines.work)
+        parcel: Parcel = used.value
+        return parcel
 
     def _check_weights(self) -> None:
         self._refuse_unless_awake(Part.WEIGHTS, "named_weights")

@@ -163,14 +163,18 @@ class TrainerService(TenantService):
         """See SnapshotDesk."""
         self._desk.release(token)
 
-    def open_shipment(self, dtype: str, bucket_bytes: int, carrier: Carrier) -> None:
+    def open_shipment(self, dtype: str, bucket_bytes: int, carrier: Carrier) -> bool:
         """See WeightSender."""
-        self._sender.open_shipment(dtype, bucket_bytes, carrier)
+        return self._sender.open_shipment(dtype, bucket_bytes, carrier)
 
-    def next_parcel(self) -> Parcel:
+    def next_parcel(self) -> bool:
         """See WeightSender. Under the lease at each call: between two, memory may have gone."""
         self._trainer.gate.check(Part.WEIGHTS, "named_weights")
         return self._sender.next_parcel()
+
+    def take_parcel(self) -> Parcel:
+        """See WeightSender."""
+        return self._sender.take_parcel()
 
     def close_shipment(self) -> Mapping[str, int]:
         """See WeightSender."""
