@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tidemill.checkpoint.catalog import newest
-from tidemill.checkpoint.commit import Committer, stage
+from tidemill.checkpoint.commit import Committer
+from tidemill.checkpoint.staged import stage
 from tidemill.contracts.checkpoint import Snapshot, TensorBytes
 from tidemill.contracts.state import Cursor, RunState
 from tidemill.errors import CheckpointError

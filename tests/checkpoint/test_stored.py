@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +63,12 @@ def test_everything_that_is_wrong_is_said_at_once(saved: Path) -> None:
         read_checkpoint(saved, step=2)
 
 
-def test_tensors_in_pieces_are_refused_with_both_sizes(saved: Path) -> None:
+def test_a_tensor_whose_pieces_leave_a_gap_is_named_with_what_is_missing(saved: Path) -> None:
     manifest = Manifest.read(saved / "manifest.json")
     entry = manifest.files[0]
     piece = entry.slices[0]
-    doubled = type(piece)(**vars(piece) | {"global_shape": (2 * piece.local_shape[0],)})
-    files = (type(entry)(**vars(entry) | {"slices": (doubled, *entry.slices[1:])}), *manifest.files[1:])
-    (saved / "manifest.json").write_bytes(Manifest(**vars(manifest) | {"files": files}).to_bytes())
-    with pytest.raises(CheckpointError, match=r"\[2000\] is saved in pieces of \[1000\]") as raised:
+    doubled = replace(piece, global_shape=(2 * piece.local_shape[0],))
+    files = (replace(entry, slices=(doubled, *entry.slices[1:])), *manifest.files[1:])
+    (saved / "manifest.json").write_bytes(replace(manifest, files=files).to_bytes())
+    with pytest.raises(BrokenCheckpointError, match=r"model/w of shape \[2000\] has 1000 of 2000 elements.*\[1000\]"):
         read_checkpoint(saved, step=2)
-    assert not isinstance(raised.value, BrokenCheckpointError)

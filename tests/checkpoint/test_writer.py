@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tidemill.checkpoint.commit import Staged, stage
+from tidemill.checkpoint.staged import Staged, stage
 from tidemill.checkpoint.writer import Writer
 from tidemill.contracts.checkpoint import Snapshot
 from tidemill.contracts.events import CheckpointEvent, Event, Notice, PhaseDone

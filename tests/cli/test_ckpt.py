@@ -10,7 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from tidemill.checkpoint.commit import Committer, stage
+from tidemill.checkpoint.commit import Committer
+from tidemill.checkpoint.staged import stage
 from tidemill.cli.ckpt import main
 from tidemill.contracts.checkpoint import Snapshot, TensorBytes
 from tidemill.contracts.state import Cursor, RunState

@@ -1,61 +1,33 @@
 """One checkpoint on its way to the disk: all of it, or nothing that anyone would read.
 
-Order: attempt folder; every file written and fsynced; manifest written last and fsynced; folder fsynced; renamed to
-its final name, which must be free; parent fsynced; acknowledged. Whatever fails before the acknowledgement removes
-the attempt and leaves all older checkpoints as they were.
+Order: attempt folder; every file written and fsynced, all at the same time, each by whoever holds its pieces; all
+found here, with pieces that make whole tensors; manifest written last and fsynced; folder fsynced; renamed to its
+final name, which must be free; parent fsynced; acknowledged. Whatever fails before the acknowledgement removes the
+attempt and leaves all older checkpoints as they were.
 """
 
-import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tidemill.checkpoint.catalog import attempt_folder, checkpoint_name
+from tidemill.checkpoint.cover import cover_problems
 from tidemill.checkpoint.durable import free_bytes, fsync_folder, is_full, remove_tree, write_durably
-from tidemill.checkpoint.manifest import MANIFEST, STATE, FileEntry, Manifest, Slice, library_versions
-from tidemill.checkpoint.safetensors_file import checksum, file_size, slots_of, write_tensors
-from tidemill.checkpoint.safetensors_header import Slot
-from tidemill.contracts.checkpoint import Snapshot
-from tidemill.contracts.state import RunState
-from tidemill.errors import CheckpointError
+from tidemill.checkpoint.manifest import MANIFEST, STATE, FileEntry, Manifest, library_versions
+from tidemill.checkpoint.safetensors_file import checksum
+from tidemill.checkpoint.staged import Staged, StagedFile
+from tidemill.checkpoint.together import together
+from tidemill.errors import CheckpointError, WorkerError
 from tidemill.faults import point
 from tidemill.units import format_bytes
 
-__all__ = ["Committer", "Staged", "stage"]
+__all__ = ["Committer"]
 
 _MARGIN = 1 << 20  # manifest, folder entries, block rounding
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Staged:
-    """A state in host memory, laid out and ready to be written. `total_bytes` is what its files will take."""
-
-    step: int
-    snapshots: Mapping[str, Snapshot]
-    slots: Mapping[str, tuple[Slot, ...]]
-    state: bytes
-    total_bytes: int
-
-    def release(self) -> None:
-        """Let go of the snapshots; may be called twice."""
-        for snapshot in self.snapshots.values():
-            snapshot.release()
-
-
-def stage(state: RunState, snapshots: Mapping[str, Snapshot]) -> Staged:
-    """Lay out `snapshots`, by part. Raises CheckpointError when one of them cannot be written."""
-    slots = {name: slots_of(snapshot.tensors) for name, snapshot in snapshots.items() if snapshot.tensors}
-    extras = {name: dict(snapshot.extra) for name, snapshot in snapshots.items()}
-    for name, extra in extras.items():
-        try:
-            json.dumps(extra)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise CheckpointError(f"cannot save the part {name}: its `extra` is not JSON ({error})") from None
-    text = json.dumps({"run": state.to_json(), "parts": extras}, indent=1).encode()
-    size = len(text) + sum(file_size(part) for part in slots.values())
-    return Staged(step=state.step, snapshots=snapshots, slots=slots, state=text, total_bytes=size)
+_NOT_SHARED = "checkpoints must lie on a file system that every host of the run shares; set run.dir to a folder there"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +73,9 @@ class Committer:
             if is_full(error):
                 raise CheckpointError(self._no_room(staged, f"the disk is full ({error}){left}")) from error
             raise CheckpointError(f"cannot save step {staged.step} in {self.folder}: {error}{left}") from error
+        except (CheckpointError, WorkerError) as error:
+            left = self._undo(work, final)
+            raise CheckpointError(f"cannot save step {staged.step} in {self.folder}: {error}{left}") from error
         except Exception as error:
             left = self._undo(work, final)
             error.add_note(f"while step {staged.step} was saved in {self.folder}{left}")
@@ -110,7 +85,8 @@ class Committer:
     def _write(self, work: Path, staged: Staged, advance: Callable[[int], None]) -> None:
         point("checkpoint.mkdir")
         work.mkdir()
-        files = [self._write_part(work, staged, part, advance) for part in staged.slots]
+        files = together([partial(self._write_file, work, file) for file in staged.files], advance)
+        _check_whole(staged, files)
         write_durably(work / STATE, staged.state, fault="checkpoint.state", fsync_fault="checkpoint.fsync-state")
         files.append(FileEntry(STATE, "", len(staged.state), checksum(staged.state), ()))
         write_durably(
@@ -139,32 +115,28 @@ class Committer:
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"cannot save the settings or the identity of the run: {error}") from None
 
-    def _write_part(self, work: Path, staged: Staged, part: str, advance: Callable[[int], None]) -> FileEntry:
-        name, slots = f"{part}-00000-of-00001.safetensors", staged.slots[part]
-        tensors = staged.snapshots[part].tensors
-        sums = write_tensors(
-            work / name,
-            slots,
-            lambda tensor: tensors[tensor].data,
-            metadata={},
-            faults="checkpoint",
-            advance=advance,
-        )
-        start = file_size(slots) - (slots[-1].end if slots else 0)
-        slices = tuple(
-            Slice(
-                name=slot.name,
-                dtype=slot.dtype,
-                global_shape=slot.shape,
-                offset=(0,) * len(slot.shape),
-                local_shape=slot.shape,
-                begin=start + slot.begin,
-                end=start + slot.end,
-                xxh3=sums[slot.name],
-            )
-            for slot in slots
-        )
-        return FileEntry(name, part, file_size(slots), "", slices)
+    def _write_file(self, work: Path, file: StagedFile, advance: Callable[[int], None]) -> FileEntry:
+        path = work / file.name
+        try:
+            sums = file.shard.write(path, advance)
+        except FileNotFoundError as error:
+            if not work.is_dir():
+                raise
+            raise CheckpointError(
+                f"whoever writes {file.name} does not see {work} ({error}), which is here: {_NOT_SHARED}"
+            ) from error
+        except OSError as error:
+            error.filename = error.filename or str(path)
+            raise
+        if set(sums) != set(file.specs):
+            raise CheckpointError(f"{file.name} was written with other tensors than those that were to be saved")
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError:
+            raise CheckpointError(f"{file.name} was written, but {work} does not hold it here: {_NOT_SHARED}") from None
+        if size != file.bytes:
+            raise CheckpointError(f"{file.name} was written, but has {size} of {file.bytes} bytes here: {_NOT_SHARED}")
+        return file.entry(sums)
 
     def _publish(self, work: Path, final: Path, advance: Callable[[int], None]) -> None:
         advance(0)
@@ -190,3 +162,11 @@ class Committer:
             f"({staged.total_bytes} bytes and a margin) and {why}; free some, lower checkpoint.keep_last, or choose "
             f"another run.dir"
         )
+
+
+def _check_whole(staged: Staged, files: Sequence[FileEntry]) -> None:
+    """By what the manifest will say."""
+    for part in staged.snapshots:
+        problems = cover_problems((entry.name, entry.specs) for entry in files if entry.part == part)
+        if problems:
+            raise CheckpointError(f"the pieces of {part} do not make whole tensors: {'; '.join(problems)}")

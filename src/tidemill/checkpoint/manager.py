@@ -14,11 +14,12 @@ from typing import Any
 
 from tidemill.checkpoint.catalog import clean_leftovers, newest, set_aside
 from tidemill.checkpoint.changes import changed_settings
-from tidemill.checkpoint.commit import Committer, Staged, stage
+from tidemill.checkpoint.commit import Committer
 from tidemill.checkpoint.durable import fsync_folder, make_folder, write_durably
 from tidemill.checkpoint.identity import check_identity
 from tidemill.checkpoint.retention import prune
 from tidemill.checkpoint.rng import RandomState
+from tidemill.checkpoint.staged import Staged, stage
 from tidemill.checkpoint.stored import StoredCheckpoint
 from tidemill.checkpoint.writer import Writer
 from tidemill.contracts.checkpoint import Snapshot, Stateful

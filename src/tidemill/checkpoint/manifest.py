@@ -8,6 +8,7 @@ import functools
 import importlib.metadata
 import json
 import platform
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,15 +16,32 @@ from typing import Any, Self
 
 import tidemill
 from tidemill.checkpoint.safetensors_file import checksum
+from tidemill.contracts.checkpoint import TensorSpec
 from tidemill.errors import CheckpointError
 
-__all__ = ["FORMAT", "MANIFEST", "STATE", "FileEntry", "Manifest", "NewerFormatError", "Slice", "library_versions"]
+__all__ = [
+    "FORMAT",
+    "MANIFEST",
+    "STATE",
+    "FileEntry",
+    "Manifest",
+    "NewerFormatError",
+    "Slice",
+    "library_versions",
+    "shard_file",
+]
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 STATE = "state.json"
 
+_SHARD = re.compile(r".*-([0-9]{5,})-of-([0-9]{5,})\.safetensors")
 _LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
+
+
+def shard_file(part: str, index: int, count: int) -> str:
+    """`trainer-00000-of-00002.safetensors`: the name of a part's file number `index` of `count`."""
+    return f"{part}-{index:05d}-of-{count:05d}.safetensors"
 
 
 class NewerFormatError(CheckpointError):
@@ -54,6 +72,16 @@ class FileEntry:
     xxh3: str
     slices: tuple[Slice, ...]
 
+    @property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """What each slice is a piece of, by the name of its tensor."""
+        return {
+            piece.name: TensorSpec(
+                dtype=piece.dtype, shape=piece.local_shape, whole=piece.global_shape, offset=piece.offset
+            )
+            for piece in self.slices
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
@@ -75,6 +103,11 @@ class Manifest:
     def total_bytes(self) -> int:
         """Size of all files but the manifest."""
         return sum(entry.bytes for entry in self.files)
+
+    def shards(self, part: str) -> int:
+        """How many files the tensors of `part` are in: by their names, so that one that is not listed counts."""
+        names = [match for entry in self.files if entry.part == part and (match := _SHARD.fullmatch(entry.name))]
+        return max((int(match[2]) for match in names), default=0)
 
     def to_bytes(self) -> bytes:
         """The file's content."""

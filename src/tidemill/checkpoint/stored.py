@@ -1,19 +1,24 @@
 """One checkpoint folder, read and checked in full: what restores, exports and verifications look through.
 
-Nothing of it is used before every size and every checksum in its manifest has been found true. What is wrong is said
+Nothing of it is used before every size and every checksum in its manifest has been found true, and the pieces of
+every tensor have been found to make the whole. What is wrong is said
 of the files by name. A file that cannot be read for other reasons (permission, a failing disk) is an OSError: that
 says nothing about the checkpoint.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tidemill.checkpoint.manifest import MANIFEST, STATE, FileEntry, Manifest, Slice
+from tidemill.checkpoint.cover import cover_problems
+from tidemill.checkpoint.manifest import MANIFEST, STATE, FileEntry, Manifest, Slice, shard_file
 from tidemill.checkpoint.safetensors_file import TensorFile, checksum
-from tidemill.contracts.checkpoint import Saved, SavedTensor, TensorBytes
+from tidemill.checkpoint.stored_tensor import FilePiece, StoredTensor
+from tidemill.checkpoint.together import together
+from tidemill.contracts.checkpoint import Saved, SavedTensor
 from tidemill.contracts.state import RunState
 from tidemill.errors import CheckpointError
 
@@ -28,7 +33,7 @@ class BrokenCheckpointError(CheckpointError):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StoredCheckpoint:
-    """A verified checkpoint. Tensors are read-only views of its mapped files."""
+    """A verified checkpoint. Its tensors are read from its files when they are asked for."""
 
     path: Path
     manifest: Manifest
@@ -37,30 +42,31 @@ class StoredCheckpoint:
 
 
 def read_checkpoint(path: Path, *, step: int, advance: Callable[[int], None] = lambda count: None) -> StoredCheckpoint:
-    """The checkpoint in folder `path`, whose name says `step`; `advance` is told of bytes verified.
+    """The checkpoint in folder `path`, whose name says `step`; `advance` is told of bytes verified, from any thread.
 
-    Raises BrokenCheckpointError with everything that is wrong, NewerFormatError, CheckpointError when its tensors are
-    in pieces that this release cannot join, and OSError.
+    Files are verified at the same time. Raises BrokenCheckpointError with everything that is wrong, NewerFormatError,
+    and OSError.
     """
     manifest = _manifest(path, step)
-    problems: list[str] = []
-    tensors: dict[str, dict[str, TensorBytes]] = {name: {} for name in manifest.parts}
+    listed = {part: [entry for entry in manifest.files if entry.part == part] for part in manifest.parts}
+    problems = [text for part, entries in listed.items() if (text := _missing(path, part, entries, manifest))]
+    there = [entry for entries in listed.values() for entry in entries if (path / entry.name).exists()]
+    problems += filter(None, together([partial(_problem, path, entry) for entry in there], advance))
     state: dict[str, Any] = {}
-    for entry in manifest.files:
-        try:
-            if entry.name == STATE:
-                state = _read_state(path / STATE, entry, manifest)
-            else:
-                tensors[entry.part].update(_read_tensors(path / entry.name, entry, advance))
-        except BrokenCheckpointError as error:
-            problems.append(str(error))
-    if not state and not problems:
-        problems.append(f"{MANIFEST} does not name {STATE}")
+    try:
+        state = _read_state(path / STATE, manifest)
+    except BrokenCheckpointError as error:
+        problems.append(str(error))
+    if not problems:
+        for entries in listed.values():
+            problems += cover_problems((entry.name, entry.specs) for entry in entries)
     if problems:
         raise BrokenCheckpointError("; ".join(problems))
     try:
         run = RunState.from_json(state["run"])
-        parts = {name: Saved(tensors=tensors[name], extra=state["parts"][name]) for name in manifest.parts}
+        parts = {
+            part: Saved(tensors=_tensors(path, entries), extra=state["parts"][part]) for part, entries in listed.items()
+        }
     except (KeyError, TypeError) as error:
         raise BrokenCheckpointError(f"{STATE} lacks or garbles a field ({error})") from None
     return StoredCheckpoint(path=path, manifest=manifest, state=run, parts=parts)
@@ -103,7 +109,22 @@ def _checked_size(path: Path, entry: FileEntry) -> None:
         raise BrokenCheckpointError(f"{entry.name} has {size} of {entry.bytes} bytes")
 
 
-def _read_state(path: Path, entry: FileEntry, manifest: Manifest) -> dict[str, Any]:
+def _missing(path: Path, part: str, entries: Sequence[FileEntry], manifest: Manifest) -> str:
+    """Which of the files of `part` are not there."""
+    count = manifest.shards(part)
+    names = {shard_file(part, index, count) for index in range(count)} | {entry.name for entry in entries}
+    listed = {entry.name for entry in entries}
+    gone = sorted(name for name in names if name not in listed or not (path / name).exists())
+    if not gone:
+        return ""
+    text = f"{', '.join(gone)} {'is' if len(gone) == 1 else 'are'} missing"
+    return f"{part} has {len(names) - len(gone)} of {len(names)} shards, {text}" if len(names) > 1 else text
+
+
+def _read_state(path: Path, manifest: Manifest) -> dict[str, Any]:
+    entry = next((entry for entry in manifest.files if entry.name == STATE), None)
+    if entry is None:
+        raise BrokenCheckpointError(f"{MANIFEST} does not name {STATE}")
     _checked_size(path, entry)
     data = path.read_bytes()
     if checksum(data) != entry.xxh3:
@@ -117,28 +138,49 @@ def _read_state(path: Path, entry: FileEntry, manifest: Manifest) -> dict[str, A
     return state
 
 
-def _read_tensors(path: Path, entry: FileEntry, advance: Callable[[int], None]) -> dict[str, TensorBytes]:
+def _problem(path: Path, entry: FileEntry, advance: Callable[[int], None]) -> str:
+    """What is wrong with one file of tensors."""
+    try:
+        _verify(path / entry.name, entry, advance)
+    except BrokenCheckpointError as error:
+        return str(error)
+    return ""
+
+
+def _verify(path: Path, entry: FileEntry, advance: Callable[[int], None]) -> None:
     _checked_size(path, entry)
     try:
         file = TensorFile(path)
     except CheckpointError as error:
         raise BrokenCheckpointError(str(error)) from None
     start = file.header.data_start
-    found = {(slot.name, slot.dtype, slot.shape, start + slot.begin, start + slot.end) for slot in file.header.slots}
-    listed = {(piece.name, piece.dtype, piece.local_shape, piece.begin, piece.end) for piece in entry.slices}
-    if found != listed:
+    found = [(slot.name, slot.dtype, slot.shape, start + slot.begin, start + slot.end) for slot in file.header.slots]
+    listed = [(piece.name, piece.dtype, piece.local_shape, piece.begin, piece.end) for piece in entry.slices]
+    if sorted(found) != sorted(listed):
         raise BrokenCheckpointError(f"{entry.name} and {MANIFEST} describe different tensors")
     tensors = file.tensors()
     for piece in entry.slices:
         if checksum(tensors[piece.name].data, advance) != piece.xxh3:
             raise BrokenCheckpointError(f"the checksum of {piece.name} in {entry.name} differs")
-        _check_whole(path, piece)
-    return tensors
 
 
-def _check_whole(path: Path, piece: Slice) -> None:
-    if piece.local_shape != piece.global_shape:
-        raise CheckpointError(
-            f"cannot read {path.parent}: {piece.name} of shape {list(piece.global_shape)} is saved in pieces of "
-            f"{list(piece.local_shape)} by several ranks, and this release runs one rank; use the release that wrote it"
-        )
+def _tensors(path: Path, entries: Sequence[FileEntry]) -> dict[str, SavedTensor]:
+    """Whole tensors of the pieces in the files of one part."""
+    pieces: dict[str, list[tuple[Slice, Path]]] = {}
+    for entry in entries:
+        file = path / entry.name  # one object for all its pieces, so that it is sent once
+        for piece in entry.slices:
+            pieces.setdefault(piece.name, []).append((piece, file))
+    return {name: _tensor(held) for name, held in pieces.items()}
+
+
+def _tensor(held: Sequence[tuple[Slice, Path]]) -> StoredTensor:
+    first = held[0][0]
+    return StoredTensor(
+        dtype=first.dtype,
+        shape=first.global_shape,
+        pieces=tuple(
+            FilePiece(path=file, begin=piece.begin, end=piece.end, offset=piece.offset, shape=piece.local_shape)
+            for piece, file in held
+        ),
+    )

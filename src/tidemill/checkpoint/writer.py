@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tidemill.checkpoint.commit import Staged
+from tidemill.checkpoint.staged import Staged
 from tidemill.contracts.events import CheckpointEvent, Emit, Notice, PhaseDone, Progress
 from tidemill.errors import CheckpointError
 from tidemill.units import format_seconds

@@ -1,0 +1,103 @@
+"""A state on its way to the disk: every file laid out before anything is written."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tidemill.checkpoint.cover import cover_problems
+from tidemill.checkpoint.manifest import FileEntry, Slice, shard_file
+from tidemill.checkpoint.safetensors_file import file_size
+from tidemill.checkpoint.safetensors_header import Slot, lay_out
+from tidemill.checkpoint.shard import LocalShard
+from tidemill.contracts.checkpoint import Shard, Snapshot, TensorSpec
+from tidemill.contracts.state import RunState
+from tidemill.errors import CheckpointError
+
+__all__ = ["Staged", "StagedFile", "stage"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StagedFile:
+    """One shard of one part: what its file will be, known from the specs of its pieces alone."""
+
+    name: str
+    part: str
+    shard: Shard
+    specs: Mapping[str, TensorSpec]
+    slots: tuple[Slot, ...]
+    bytes: int
+
+    def entry(self, sums: Mapping[str, str]) -> FileEntry:
+        """The manifest's account of it, with the checksums of its pieces by name."""
+        start = self.bytes - (self.slots[-1].end if self.slots else 0)
+        slices = tuple(
+            Slice(
+                name=slot.name,
+                dtype=slot.dtype,
+                global_shape=self.specs[slot.name].whole,
+                offset=self.specs[slot.name].offset,
+                local_shape=slot.shape,
+                begin=start + slot.begin,
+                end=start + slot.end,
+                xxh3=sums[slot.name],
+            )
+            for slot in self.slots
+        )
+        return FileEntry(self.name, self.part, self.bytes, "", slices)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Staged:
+    """A state in host memory, laid out and ready to be written. `total_bytes` is what its files will take."""
+
+    step: int
+    snapshots: Mapping[str, Snapshot]
+    files: tuple[StagedFile, ...]
+    state: bytes
+    total_bytes: int
+
+    def shards(self, part: str) -> int:
+        """How many files hold the tensors of `part`."""
+        return sum(file.part == part for file in self.files)
+
+    def release(self) -> None:
+        """Let go of the snapshots; may be called twice."""
+        for snapshot in self.snapshots.values():
+            snapshot.release()
+
+
+def stage(state: RunState, snapshots: Mapping[str, Snapshot]) -> Staged:
+    """Lay out `snapshots`, by part. Raises CheckpointError when one of them cannot be written, or is not whole."""
+    files = tuple(file for part, snapshot in snapshots.items() for file in _files(part, snapshot))
+    extras = {name: dict(snapshot.extra) for name, snapshot in snapshots.items()}
+    for name, extra in extras.items():
+        try:
+            json.dumps(extra)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise CheckpointError(f"cannot save the part {name}: its `extra` is not JSON ({error})") from None
+    text = json.dumps({"run": state.to_json(), "parts": extras}, indent=1).encode()
+    size = len(text) + sum(file.bytes for file in files)
+    return Staged(step=state.step, snapshots=snapshots, files=files, state=text, total_bytes=size)
+
+
+def _files(part: str, snapshot: Snapshot) -> list[StagedFile]:
+    if snapshot.tensors and snapshot.shards:
+        raise CheckpointError(
+            f"cannot save the part {part}: its snapshot has both tensors and shards; give one of them"
+        )
+    shards: Sequence[Shard] = [LocalShard(snapshot.tensors)] if snapshot.tensors else snapshot.shards
+    files = [_file(part, index, len(shards), shard) for index, shard in enumerate(shards)]
+    problems = cover_problems((file.name, file.specs) for file in files)
+    if problems:
+        raise CheckpointError(
+            f"cannot save the part {part}: the pieces in its {len(shards)} shard(s) do not make whole tensors: "
+            f"{'; '.join(problems)}; is a rank missing, or are there two of one?"
+        )
+    return files
+
+
+def _file(part: str, index: int, count: int, shard: Shard) -> StagedFile:
+    specs = shard.specs
+    slots = lay_out({name: (spec.dtype, spec.shape) for name, spec in specs.items()})
+    name = shard_file(part, index, count)
+    return StagedFile(name=name, part=part, shard=shard, specs=specs, slots=slots, bytes=file_size(slots))
