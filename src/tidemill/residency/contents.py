@@ -17,7 +17,13 @@ _NOTHING = memoryview(b"")
 
 def tensor_bytes(entry: Entry, pages: Sequence[Page]) -> TensorBytes:
     """The entry's elements, row-major, read-only. A copy only for a tensor that does not lie row-major."""
-    return TensorBytes(dtype=entry.dtype_name, shape=entry.shape, data=_row_major(entry, pages).toreadonly())
+    return TensorBytes(
+        dtype=entry.dtype_name,
+        shape=entry.shape,
+        data=_row_major(entry, pages).toreadonly(),
+        whole=entry.whole,
+        offset=entry.offset_in_whole,
+    )
 
 
 def _row_major(entry: Entry, pages: Sequence[Page]) -> memoryview:

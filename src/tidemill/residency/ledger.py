@@ -21,7 +21,8 @@ NO_SLAB = -1
 class Entry:
     """One tensor. `offset` is in bytes from the start of slab number `slab`, `stride` in elements.
 
-    A tensor without elements lies nowhere: its slab is NO_SLAB.
+    A tensor without elements lies nowhere: its slab is NO_SLAB. With `whole`, the tensor is the piece at
+    `offset_in_whole` of one of that shape.
     """
 
     name: str
@@ -31,6 +32,8 @@ class Entry:
     stride: tuple[int, ...]
     slab: int
     offset: int
+    whole: tuple[int, ...] | None = None
+    offset_in_whole: tuple[int, ...] | None = None
 
     @property
     def dtype_name(self) -> str:

@@ -23,12 +23,19 @@ _VIEW_ALIGNMENT = 16
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Registered:
-    """A tensor given to a saver. `aliases` are other tensor objects for exactly the same elements."""
+    """A tensor given to a saver. `aliases` are other tensor objects for exactly the same elements.
+
+    With `whole`, it is the piece at `offset` of a tensor of that shape. `buffer` is what it was cut from at the start
+    and must stay in.
+    """
 
     name: str
     tensor: torch.Tensor
     part: Part
     aliases: tuple[torch.Tensor, ...] = ()
+    buffer: torch.Tensor | None = None
+    whole: tuple[int, ...] | None = None
+    offset: tuple[int, ...] | None = None
 
     @property
     def byte_range(self) -> tuple[int, int]:
@@ -141,6 +148,8 @@ def _entry(item: Registered, slab: int, offset: int) -> Entry:
         stride=tensor.stride(),
         slab=slab,
         offset=offset,
+        whole=item.whole,
+        offset_in_whole=item.offset,
     )
 
 

@@ -3,12 +3,15 @@
 from dataclasses import replace
 
 import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tidemill.contracts.footprint import Part
 from tidemill.errors import ResidencyError
 from tidemill.residency.dtypes import dtype_name
 from tidemill.residency.packing import Registered
+from tidemill.residency.sharded import ShardedParameters
 
 __all__ = ["Registration"]
 
@@ -23,6 +26,11 @@ class Registration:
         self._device = device
         self._items: dict[str, Registered] = {}
         self._places: dict[_Place, str] = {}
+        self._sharded = ShardedParameters()
+
+    def follow(self, module: nn.Module) -> None:
+        """Allow parameters of `module` that FSDP2 shards to be added."""
+        self._sharded.follow(module)
 
     def items(self) -> list[Registered]:
         """In the order of registration."""
@@ -31,27 +39,39 @@ class Registration:
     def bases(self) -> list[Registered]:
         """Tensors that nobody registered and that registered views keep alive: they move along, without an entry.
 
-        Left behind they would keep the old memory, and would no longer share it with their views.
+        Left behind they would keep the old memory, and would no longer share it with their views. FSDP2's padded
+        buffers are such.
         """
         known = {id(tensor) for item in self._items.values() for tensor in (item.tensor, *item.aliases)}
         found: dict[int, Registered] = {}
         for item in self._items.values():
-            for view in (item.tensor, *item.aliases):
-                base = view._base
+            buffers = () if item.buffer is None else (item.buffer,)
+            bases = (view._base for view in (item.tensor, *item.aliases, *buffers))
+            for base in (*buffers, *bases):
                 if base is not None and id(base) not in known:
                     found[id(base)] = Registered(name=f"{item.name}, its base", tensor=base, part=item.part)
         return list(found.values())
 
-    def add(self, name: str, tensor: torch.Tensor, part: Part) -> None:
+    def add(
+        self,
+        name: str,
+        tensor: torch.Tensor,
+        part: Part,
+        *,
+        whole: tuple[int, ...] | None = None,
+        offset: tuple[int, ...] | None = None,
+    ) -> None:
         """Raises ResidencyError for a name used twice, and for a tensor that cannot be moved into memory of ours."""
         if name in self._items:
             raise ResidencyError(f"cannot register two tensors as {name!r}; give each its own name")
         if len(part) != 1:
             raise ResidencyError(f"cannot register {name!r} as {part.words()}: a tensor belongs to exactly one part")
-        self._check_movable(name, tensor)
-        place = _place(tensor)
-        if tensor.numel() == 0 or place not in self._places:
-            self._items[name] = Registered(name=name, tensor=tensor, part=part)
+        item = self._registered(Registered(name=name, tensor=tensor, part=part, whole=whole, offset=offset))
+        self._check_movable(name, item.tensor)
+        # A rank may hold no element of a sharded parameter: its buffer still tells which one it is.
+        place = _place(item.tensor if item.buffer is None else item.buffer)
+        if (item.tensor.numel() == 0 and item.buffer is None) or place not in self._places:
+            self._items[name] = item
             self._places[place] = name
             return
         first = self._items[self._places[place]]
@@ -59,7 +79,24 @@ class Registration:
             raise ResidencyError(
                 f"cannot register {name!r} as {part.words()}: it is {first.name!r}, registered as {first.part.words()}"
             )
-        self._items[first.name] = replace(first, aliases=(*first.aliases, tensor))
+        self._items[first.name] = replace(first, aliases=(*first.aliases, item.tensor))
+
+    def _registered(self, item: Registered) -> Registered:
+        if isinstance(item.tensor, DTensor):
+            piece = self._sharded.piece(item.name, item.tensor)
+            return replace(item, tensor=piece.local, buffer=piece.buffer, whole=piece.whole, offset=piece.offset)
+        if item.whole is None and item.offset is None:
+            return item
+        shape = tuple(item.tensor.shape)
+        whole, offset = item.whole or (), item.offset or ()
+        if not len(whole) == len(offset) == len(shape) or any(
+            start < 0 or start + size > end for start, size, end in zip(offset, shape, whole, strict=True)
+        ):
+            raise ResidencyError(
+                f"cannot register {item.name!r}: a piece of shape {list(shape)} does not lie at {list(offset)} in a "
+                f"tensor of shape {list(whole)}; give `whole` and `offset` of its parameter"
+            )
+        return item
 
     def _check_movable(self, name: str, tensor: torch.Tensor) -> None:
         dtype_name(tensor.dtype)

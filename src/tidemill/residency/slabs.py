@@ -51,11 +51,18 @@ def build_slabs(
     """
     moving = [*registered, *bases]
     plans, entries = plan_slabs(moving, page_bytes=page_bytes)
+    slabs = [_move(plan, device) for plan in plans]
     for item in moving:
         if item.tensor.numel() == 0:
-            # Even a tensor without elements may keep a large storage alive.
-            _repoint(item, torch.empty(item.tensor.shape, dtype=item.tensor.dtype, device=device))
-    return [_move(plan, device) for plan in plans], entries[: len(registered)]
+            _repoint(item, _nothing(item, device))
+    return slabs, entries[: len(registered)]
+
+
+def _nothing(item: Registered, device: torch.device) -> torch.Tensor:
+    # Even a tensor without elements may keep a large storage alive; and FSDP2 looks in which storage it lies.
+    if item.buffer is None:
+        return torch.empty(item.tensor.shape, dtype=item.tensor.dtype, device=device)
+    return item.buffer[:0].view(item.tensor.shape)
 
 
 def _move(plan: SlabPlan, device: torch.device) -> Slab:

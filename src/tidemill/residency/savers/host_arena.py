@@ -9,6 +9,7 @@ import threading
 from collections.abc import Hashable, Mapping
 
 import torch
+from torch import nn
 
 from tidemill import faults
 from tidemill.contracts.checkpoint import SavedTensor, Snapshot
@@ -46,18 +47,31 @@ class HostArenaSaver:
         self._frozen = False
         self._lock = threading.RLock()
 
-    def add(self, name: str, tensor: torch.Tensor, part: Part) -> None:
-        """Register a tensor that must survive sleep.
+    def follow(self, module: nn.Module) -> None:
+        """Allow parameters that FSDP2 shards in `module` to be added, as `tidemill.residency.sharded` tells."""
+        self._registration.follow(module)
+
+    def add(
+        self,
+        name: str,
+        tensor: torch.Tensor,
+        part: Part,
+        *,
+        whole: tuple[int, ...] | None = None,
+        offset: tuple[int, ...] | None = None,
+    ) -> None:
+        """Register a tensor that must survive sleep; with `whole`, the piece at `offset` of a tensor of that shape.
 
         A tensor tied to one that is registered (the same elements of the same storage) follows it and gets no entry
-        of its own. Raises ResidencyError after `freeze`, for a name used twice and for what cannot be kept.
+        of its own. A DTensor must be a parameter of a followed module, which knows its whole and offset itself.
+        Raises ResidencyError after `freeze`, for a name used twice and for what cannot be kept.
         """
         if self._frozen:
             raise ResidencyError(
                 f"cannot register {name!r}: the ledger is frozen, and what is not in it does not survive sleep; "
                 "create all state before `freeze`, optimizer state included"
             )
-        self._registration.add(name, tensor, part)
+        self._registration.add(name, tensor, part, whole=whole, offset=offset)
 
     def freeze(self) -> None:
         """Move every registered tensor into slabs, get the host pages, and fix the ledger.
