@@ -1,17 +1,19 @@
 """The model folder at the end of a run: tried before the first step, written after the last, kept by later starts."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from tidemill.app.run_folder import RunFolder
+from tidemill.checkpoint.catalog import checkpoint_name
 from tidemill.checkpoint.export import export_model, is_export_of, rehearse_export
+from tidemill.checkpoint.stored import read_checkpoint, weights_of
 from tidemill.config.run import RunConfig
 from tidemill.contracts.checkpoint import SavedTensor
 from tidemill.contracts.events import Notice
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.parts import Parts
 from tidemill.errors import CheckpointError
-from tidemill.residency.dtypes import dtype_name
 
 __all__ = ["exported", "rehearse"]
 
@@ -22,28 +24,21 @@ def rehearse(config: RunConfig, folder: RunFolder, parts: Parts) -> None:
     """Find out now, not after the last step, that the export cannot be written. Raises CheckpointError."""
     if not config.checkpoint.export:
         return
-    with parts.residency.awake(parts.trainer, Part.WEIGHTS):
-        weights = {
-            name: (dtype_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in parts.trainer.named_weights()
-        }
-    settings = config.checkpoint
-    rehearse_export(weights=weights, base=config.model, parent=folder.export, dtype=settings.export_dtype)
+    weights, dtype = parts.trainer.weight_specs(), config.checkpoint.export_dtype
+    rehearse_export(weights=weights, base=config.model, parent=folder.export, dtype=dtype)
 
 
 def exported(config: RunConfig, folder: RunFolder, parts: Parts, *, step: int) -> Path | None:
-    """The model of `step`, which the trainer holds, as a Hugging Face folder written from the trainer's host copy.
+    """The model of `step`, the last one, as a Hugging Face folder.
 
-    One that an earlier start wrote stays if it is the same. Raises CheckpointError when it is another.
+    Written from the trainer's host copy; when that lies in pieces with several ranks, from the checkpoint of `step`,
+    which is durable by then. One that an earlier start wrote stays if it is the same. Raises CheckpointError when it
+    is another.
     """
     if not config.checkpoint.export:
         return None
     target = folder.export / f"step-{step:08d}"
-    with parts.residency.awake(parts.trainer):
-        snapshot = parts.trainer.snapshot()
-    try:
-        weights = {
-            name.removeprefix(_PREFIX): tensor for name, tensor in snapshot.tensors.items() if name.startswith(_PREFIX)
-        }
+    with _weights(folder, parts, step) as weights:
         return _kept(config, target, weights, parts) or export_model(
             weights=weights,
             base=config.model,
@@ -51,6 +46,20 @@ def exported(config: RunConfig, folder: RunFolder, parts: Parts, *, step: int) -
             dtype=config.checkpoint.export_dtype,
             emit=parts.recorder.emit,
         )
+
+
+@contextmanager
+def _weights(folder: RunFolder, parts: Parts, step: int) -> Iterator[Mapping[str, SavedTensor]]:
+    trainer = parts.trainer
+    asleep = trainer.resident() == Part.NONE
+    with nullcontext() if asleep else parts.residency.awake(trainer):
+        snapshot = trainer.snapshot()
+    try:
+        if snapshot.shards:
+            snapshot.release()
+            yield weights_of(read_checkpoint(folder.checkpoints / checkpoint_name(step), step=step))
+            return
+        yield {name.removeprefix(_PREFIX): held for name, held in snapshot.tensors.items() if name.startswith(_PREFIX)}
     finally:
         snapshot.release()
 

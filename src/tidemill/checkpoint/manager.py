@@ -128,8 +128,18 @@ class CheckpointManager:
         if changed:
             self._emit(Notice(text=f"settings changed since then: {'; '.join(changed)}"))
         state = self._fit(replace(stored.state, attempt=self._attempt, seed=self._seed))
-        self._rehearse(state)
+        self._tell_ranks(stored, self._rehearse(state))
         return state
+
+    def _tell_ranks(self, stored: StoredCheckpoint, staged: Staged) -> None:
+        for part in self._parts:
+            before, now = stored.manifest.shards(part), staged.shards(part)
+            if before and now and before != now:
+                text = (
+                    f"{part} was saved by {_ranks(before)}, resumed on {_ranks(now)}: it goes on from the same state, "
+                    "but sums over ranks are taken in another order, so that numbers differ a little from here on"
+                )
+                self._emit(Notice(text=text))
 
     def _tell_restored(self, stored: StoredCheckpoint) -> None:
         """A crash between rename and acknowledgement left no word of it: from here on somebody has told of it."""
@@ -208,12 +218,14 @@ class CheckpointManager:
                 snapshot.release()
             raise
 
-    def _rehearse(self, state: RunState) -> None:
+    def _rehearse(self, state: RunState) -> Staged:
+        """What would be saved, tried but for the writing; the snapshots in it are let go of."""
         staged = self._stage(state)
         try:
             self._committer.rehearse(staged)
         finally:
             staged.release()
+        return staged
 
     def _check_identity(self, stored: StoredCheckpoint) -> None:
         check_identity(stored.path, stored.manifest.identity, self._identity, accept=self._accept)
@@ -222,6 +234,10 @@ class CheckpointManager:
                 f"cannot resume from {stored.path}: it holds the state of {name}, which this run has not; configure "
                 "it again, or start another run.dir"
             )
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank{'' if count == 1 else 's'}"
 
 
 _NO_STATE: dict[str, Any] = {"step": 0, "attempt": 0, "seed": 0, "cursor": {}, "warm_up_cursor": {}}

@@ -123,7 +123,8 @@ class Shard(Protocol):
     def write(self, path: Path, advance: Callable[[int], None]) -> Mapping[str, str]:
         """Create the safetensors file `path`, durably; checksum of each piece by name. Any thread may call it.
 
-        `advance` is told of bytes written and may raise to stop. Raises OSError as writing here would, and WorkerError.
+        `advance` is told of bytes written, and of none now and then, and may raise to stop: then nothing writes to
+        `path` any more when that goes on. Raises OSError as writing here would, and WorkerError.
         """
         ...
 
