@@ -33,3 +33,6 @@ def test_one_process_refuses_several_ranks_and_replicas() -> None:
     for place in (lambda: cluster.trainer(None, ranks=2), lambda: cluster.engine(None, replicas=2)):  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match="ray"):
             place()
+    for count in ({"ranks": 2}, {"replicas": 2}):
+        with pytest.raises(ConfigError, match=f"{next(iter(count))} = 2"):
+            InlineCluster(device="cpu", emit=ignore, **count)

@@ -53,7 +53,13 @@ REFUSED = {
     "a budget is not nothing": ("residency.budget=0", "residency.budget = 0", "a size above 0"),
     "a budget is not true": ("residency.budget=true", "residency.budget = true", "a size above 0"),
     "a page is not negative": ("residency.page=-1", "residency.page = -1", "greater than 0"),
-    "one process trains": ("trainer.ranks=2", "trainer.ranks = 2", "this release trains on one process"),
+    "one process trains": ("trainer.ranks=2", "trainer.ranks = 2", 'set cluster.use = "ray"'),
+    "one process answers": ("engine.replicas=2", "engine.replicas = 2", 'set cluster.use = "ray"'),
+    "a replica is one at least": ("engine.replicas=0", "engine.replicas = 0", "a whole number above 0"),
+    "copies divide the ranks": ("trainer.replicas=2", "trainer.replicas = 2", "1 ranks do not divide"),
+    "an address has a port": ('cluster={use="ray", address="head"}', "cluster.address", "match"),
+    "an address is no URL": ('cluster={use="ray", address="ray://head:10001"}', "cluster.address", "match"),
+    "a placement is known": ('cluster={use="ray", placement="split"}', "cluster.placement", "colocated"),
 }
 
 

@@ -95,3 +95,19 @@ def test_the_model_folder_may_lie_in_the_run_folder(problems: Problems) -> None:
 
 def test_checks_of_files_are_listed_too() -> None:
     assert set(files.CHECKS) <= set(files.TRAINING_CHECKS)
+
+
+def test_several_processes_have_a_cluster(problems: Problems) -> None:
+    words = ("trainer.ranks=2", "engine.replicas=2")
+    assert problems(*words, "cluster.use=ray") == []
+    ranks, replicas = problems(*words)
+    assert ranks.startswith("trainer.ranks = 2") and replicas.startswith("engine.replicas = 2")
+
+
+def test_trainer_and_engine_on_devices_of_their_own_share_no_budget(problems: Problems) -> None:
+    words = ("cluster.use=ray", "cluster.placement=separate")
+    assert problems(*words) == []
+    assert problems(*words, "residency.offload=never") == []
+    for word in ("residency.offload=always", "trainer.offload=always", 'residency.budget="1 GiB"'):
+        (found,) = problems(*words, word)
+        assert found.startswith(word.partition("=")[0]) and "both stay awake" in found

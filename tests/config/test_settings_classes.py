@@ -19,12 +19,13 @@ from tidemill.config.trainer import FsdpTrainerSettings, TrainerSettings
 
 NAMES = """
 model steps run.dir run.seed run.device run.threads
-trainer.use trainer.ranks trainer.dtype trainer.tokens_per_micro_batch trainer.minibatches trainer.recompute
-trainer.max_grad_norm trainer.offload trainer.optimizer.lr trainer.optimizer.betas trainer.optimizer.eps
+trainer.use trainer.ranks trainer.replicas trainer.dtype trainer.tokens_per_micro_batch trainer.minibatches
+trainer.recompute trainer.max_grad_norm trainer.offload trainer.optimizer.lr trainer.optimizer.betas
+trainer.optimizer.eps
 trainer.optimizer.weight_decay trainer.schedule.kind trainer.schedule.warm_up_steps trainer.schedule.min_ratio
 warm_up.steps warm_up.data warm_up.batch warm_up.optimizer.lr warm_up.optimizer.betas warm_up.optimizer.eps
 warm_up.optimizer.weight_decay warm_up.schedule.kind warm_up.schedule.warm_up_steps warm_up.schedule.min_ratio
-engine.use engine.dtype engine.max_batch engine.offload
+engine.use engine.replicas engine.dtype engine.max_batch engine.offload
 residency.offload residency.budget residency.page residency.deadline
 checkpoint.every checkpoint.mode checkpoint.keep_last checkpoint.keep_every checkpoint.on_failure checkpoint.grace
 checkpoint.walk_back checkpoint.accept checkpoint.export checkpoint.export_dtype

@@ -116,7 +116,8 @@ def _engine(config: RunConfig, cluster: Cluster, emit: Emit) -> tuple[RolloutEng
     if config.rollout.replay is not None:
         emit(Notice(text=f"replaying rollouts of {config.rollout.replay}: no engine is built, nothing is evaluated"))
         return ReplayEngine(), lambda residency: NoWeightSync()
-    engine = cluster.engine(functools.partial(build.build_engine, config), replicas=1)
+    replicas = build.engine_replicas(config, cluster)
+    engine = cluster.engine(functools.partial(build.build_engine, config), replicas=replicas)
     return engine, lambda residency: cluster.weight_sync(residency, emit)
 
 

@@ -10,7 +10,7 @@ from tidemill.config.algorithm import AlgorithmSettings
 from tidemill.config.base import Plug
 from tidemill.config.cluster import ClusterSettings
 from tidemill.config.data import DataSettings
-from tidemill.config.engine import EngineSettings
+from tidemill.config.engine import EngineSettings, replicas_for
 from tidemill.config.environment import EnvironmentSettings
 from tidemill.config.optimizer import OptimizerSettings, ScheduleSettings
 from tidemill.config.registry import implementation
@@ -36,6 +36,7 @@ __all__ = [
     "build_environment",
     "build_reward",
     "build_trainer",
+    "engine_replicas",
     "eval_sampling",
     "train_sampling",
 ]
@@ -58,8 +59,29 @@ def compute_dtype(wanted: str, device: str) -> str:
 
 
 def build_cluster(config: RunConfig, emit: Emit) -> Cluster:
-    """Where workers live."""
-    return cast(Cluster, _made(config.cluster, ClusterSettings, device=config.run.device, emit=emit))
+    """Where workers live. A replay needs no engine: room is made for none."""
+    return cast(
+        Cluster,
+        _made(
+            config.cluster,
+            ClusterSettings,
+            device=config.run.device,
+            ranks=config.trainer.ranks,
+            replicas=0 if config.rollout.replay is not None else config.engine.replicas,
+            max_batch=config.engine.max_batch,
+            seed=config.run.seed,
+            threads=config.run.threads,
+            transition_deadline=config.residency.deadline,
+            log_folder=config.run.dir / "logs",
+            emit=emit,
+        ),
+    )
+
+
+def engine_replicas(config: RunConfig, cluster: Cluster) -> int:
+    """What `engine.replicas` stands for on this cluster."""
+    shares_gpus = cluster.shares_devices and cluster.device == "cuda"
+    return replicas_for(config.engine.replicas, ranks=config.trainer.ranks, shares_gpus=shares_gpus)
 
 
 def build_trainer(config: RunConfig, place: Place, emit: Emit) -> RankTrainer:

@@ -1,5 +1,7 @@
 """One process for everything: the driver calls the workers directly."""
 
+from pathlib import Path
+
 import psutil
 import torch
 
@@ -20,12 +22,29 @@ class InlineCluster:
 
     shares_devices = True
 
-    def __init__(self, *, device: str, emit: Emit) -> None:
-        """Raises ConfigError when a GPU is asked for and there is none."""
+    def __init__(
+        self,
+        *,
+        device: str,
+        emit: Emit,
+        ranks: int = 1,
+        replicas: int | str = "auto",
+        max_batch: int = 0,
+        seed: int = 0,
+        threads: int = 0,
+        transition_deadline: float = 0.0,
+        log_folder: Path = Path(),
+    ) -> None:
+        """Every cluster is given all of these; this process has its seed, threads and output already.
+
+        Raises ConfigError when a GPU is asked for and there is none, and for more processes than this one.
+        """
         if device == "cuda" and not torch.cuda.is_available():
             raise ConfigError("cannot use run.device = cuda: PyTorch sees no GPU here; set run.device=cpu or auto")
         self._device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         self._emit = emit
+        self._check_alone("trainer.ranks", ranks)
+        self._check_alone("engine.replicas", replicas)
 
     @property
     def device(self) -> str:
@@ -55,8 +74,8 @@ class InlineCluster:
     def close(self) -> None:
         """Nothing was started."""
 
-    def _check_alone(self, path: str, count: int) -> None:
-        if count != 1:
+    def _check_alone(self, path: str, count: int | str) -> None:
+        if isinstance(count, int) and count > 1:
             raise ConfigError(
                 f'cannot use {path} = {count} with cluster.use = "inline", one process; use cluster.use = "ray"'
             )

@@ -5,9 +5,9 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from tidemill.config.base import Plug
-from tidemill.config.kinds import Count, Offload, Precision
+from tidemill.config.kinds import AutoCount, Count, Offload, Precision
 
-__all__ = ["EngineSettings", "TransformersEngineSettings"]
+__all__ = ["EngineSettings", "TransformersEngineSettings", "replicas_for"]
 
 
 class EngineSettings(Plug):
@@ -15,6 +15,8 @@ class EngineSettings(Plug):
 
     use: Annotated[str, Field(min_length=1)] = "transformers"
     """Which engine: `transformers`, an entry point in `tidemill.engines`, or `module:Class` of a settings class."""
+    replicas: AutoCount = "auto"
+    """Engines that share the prompts of a step. `auto` is one on each GPU that the trainer shares, or just one."""
     dtype: Precision = "auto"
     """Precision of the engine's weights. `auto` is bfloat16 on a GPU and float32 on a CPU."""
     max_batch: Count = 64
@@ -27,3 +29,10 @@ class TransformersEngineSettings(EngineSettings):
     """A batched loop of our own over a `transformers` model."""
 
     implementation: ClassVar[str] = "tidemill.engines.transformers.engine:TransformersEngine"
+
+
+def replicas_for(wanted: int | str, *, ranks: int, shares_gpus: bool) -> int:
+    """What `engine.replicas` stands for: `auto` leaves no GPU idle that `ranks` trainer ranks share with the engine."""
+    if isinstance(wanted, int):
+        return wanted
+    return ranks if shares_gpus else 1

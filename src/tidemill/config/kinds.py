@@ -16,6 +16,7 @@ from tidemill.units import parse_bytes
 
 __all__ = [
     "AbsolutePath",
+    "AutoCount",
     "Budget",
     "Count",
     "Fraction",
@@ -104,6 +105,12 @@ def _budget(value: object) -> object:
     return size
 
 
+def _auto_count(value: object) -> object:
+    if value != "auto" and (isinstance(value, bool) or not isinstance(value, int) or value <= 0):
+        raise refuse('should be "auto" or a whole number above 0')
+    return value
+
+
 def as_tuple(value: Any) -> Any:
     """TOML has arrays, frozen settings have tuples."""
     if isinstance(value, list):
@@ -122,6 +129,11 @@ def _distinct(value: tuple[str, ...]) -> tuple[str, ...]:
 
 Interval = Annotated[int, Field(ge=0), Label("interval in steps, 0 is off")]
 Count = Annotated[int, Field(gt=0)]
+AutoCount = Annotated[
+    int | Literal["auto"],
+    PlainValidator(_auto_count, json_schema_input_type=int | str),
+    Label('"auto" or integer > 0'),
+]
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]

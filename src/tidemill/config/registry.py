@@ -19,7 +19,7 @@ from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, cor
 
 from tidemill.config.algorithm import AlgorithmSettings, GrpoSettings
 from tidemill.config.base import Plug, Settings
-from tidemill.config.cluster import ClusterSettings, InlineClusterSettings
+from tidemill.config.cluster import ClusterSettings, InlineClusterSettings, RayClusterSettings
 from tidemill.config.data import DataSettings, JsonlDataSettings
 from tidemill.config.engine import EngineSettings, TransformersEngineSettings
 from tidemill.config.environment import EnvironmentSettings, SingleTurnSettings
@@ -75,7 +75,10 @@ SEAMS: Mapping[str, Seam] = {
             builtin={"single_turn": SingleTurnSettings},
         ),
         Seam(
-            name="cluster", group="tidemill.clusters", parent=ClusterSettings, builtin={"inline": InlineClusterSettings}
+            name="cluster",
+            group="tidemill.clusters",
+            parent=ClusterSettings,
+            builtin={"inline": InlineClusterSettings, "ray": RayClusterSettings},
         ),
         Seam(
             name="recorder",

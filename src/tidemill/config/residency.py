@@ -17,4 +17,4 @@ class ResidencySettings(Settings):
     page: Size = 64 * MIB
     """Bytes of one page of the host memory that holds what sleeps."""
     deadline: Seconds = 300.0
-    """Longest wait for another thread to let go of the device before the run fails."""
+    """Longest wait for a tenant to sleep or wake, or for another thread to let go of it, before the run fails."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from pydantic_core import PydanticCustomError
 
 from tidemill.config.checkpoint import BOUND_TO
+from tidemill.config.cluster import RayClusterSettings
 from tidemill.config.recorder import WandbSettings
 from tidemill.config.registry import sinks
 from tidemill.config.run import RunConfig
@@ -66,10 +67,23 @@ def a_group_has_enough_answers(config: RunConfig) -> Iterator[Finding]:
         )
 
 
-def training_has_one_process(config: RunConfig) -> Iterator[Finding]:
-    """This release."""
-    if config.trainer.ranks > 1:
-        yield Finding(("trainer.ranks",), "this release trains on one process; set it to 1")
+def several_processes_need_a_cluster(config: RunConfig) -> Iterator[Finding]:
+    """Inline there is one process."""
+    asked = {"trainer.ranks": config.trainer.ranks, "engine.replicas": config.engine.replicas}
+    for path, count in asked.items() if config.cluster.use == "inline" else ():
+        if isinstance(count, int) and count > 1:
+            yield Finding((path, "cluster.use"), 'needs several processes; set cluster.use = "ray", or this to 1')
+
+
+def devices_of_their_own_are_not_shared(config: RunConfig) -> Iterator[Finding]:
+    """Trainer and engine that share no device have no budget to share, and neither ever sleeps."""
+    if not isinstance(config.cluster, RayClusterSettings) or config.cluster.placement != "separate":
+        return
+    without = 'has no effect with cluster.placement = "separate", where trainer and engine both stay awake'
+    for path in (path for path, offload in _offloads(config).items() if offload == "always"):
+        yield Finding((path, "cluster.placement"), f'{without}; leave it at "auto"')
+    if config.residency.budget != "auto":
+        yield Finding(("residency.budget", "cluster.placement"), f'{without}; leave it at "auto"')
 
 
 def copies_of_the_model_divide_the_ranks(config: RunConfig) -> Iterator[Finding]:
@@ -249,7 +263,8 @@ TRAINING_RULES: tuple[Rule, ...] = (
     training_explores,
     training_samples_from_all_tokens,
     a_group_has_enough_answers,
-    training_has_one_process,
+    several_processes_need_a_cluster,
+    devices_of_their_own_are_not_shared,
     copies_of_the_model_divide_the_ranks,
     minibatches_divide_a_step,
     minibatches_divide_a_warm_up_step,

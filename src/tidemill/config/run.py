@@ -33,8 +33,9 @@ class RunSettings(Settings):
     """Determines the order of prompts and every random draw."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; `auto` is the GPU when there is one."""
-    threads: Annotated[int, Field(ge=0), Label("threads, 0 for PyTorch's own choice")] = 0
-    """Threads that PyTorch computes with on the CPU; 0 leaves the choice to PyTorch."""
+    threads: Annotated[int, Field(ge=0), Label("threads, 0 for automatic")] = 0
+    """Threads that PyTorch computes with on the CPU, in each process; 0 leaves the choice to PyTorch, and divides the
+    cores among the processes of a host where there are several."""
 
 
 class RunConfig(Settings):

@@ -17,7 +17,7 @@ class TrainerSettings(Plug):
     use: Annotated[str, Field(min_length=1)] = "fsdp"
     """Which trainer: `fsdp`, an entry point in `tidemill.trainers`, or `module:Class` of a settings class."""
     ranks: Count = 1
-    """Processes to train on. This release trains on one."""
+    """Processes that train one model together, each on a GPU of its own where there are GPUs."""
     replicas: Count = 1
     """Copies of the model that the ranks hold; each is cut over `ranks / replicas` of them. More copies talk less."""
     dtype: Precision = "auto"
