@@ -1,67 +1,17 @@
 """What every trainer must do. Subclass `TrainerSuite` and override `make_trainer`; nothing else is needed."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-
 import numpy as np
 import pytest
 
 from tidemill.contracts.algorithm import Loss
 from tidemill.contracts.batch import Batch
-from tidemill.contracts.checkpoint import Saved, SavedTensor, Snapshot, TensorBytes
+from tidemill.contracts.checkpoint import Saved
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.trainer import Trainer
 from tidemill.errors import CheckpointError, ResidencyError, TrainerError
+from tidemill.testing.suites.trainer_case import MakeTrainer, awake, copied, plain, ragged_batch, same
 
 __all__ = ["MakeTrainer", "TrainerSuite", "awake", "copied", "ragged_batch", "same"]
-
-MakeTrainer = Callable[[], Trainer]
-
-
-def ragged_batch(*, seed: int = 0, rows: int = 6, words: int = 32, longest: int = 12) -> Batch:
-    """Random rows of 3 to `longest` tokens; a third of each is the prompt; answers have advantages of either sign."""
-    draw = np.random.default_rng(seed)
-    lengths = draw.integers(3, longest + 1, rows)
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    mask = np.concatenate([np.arange(length) >= max(1, length // 3) for length in lengths])
-    advantages = np.repeat(draw.standard_normal(rows), lengths)
-    return Batch(
-        token_ids=draw.integers(0, words, offsets[-1]),
-        offsets=offsets,
-        loss_mask=mask,
-        logprobs=np.where(mask, -draw.uniform(2.0, 4.0, offsets[-1]), 0.0).astype(np.float32),
-        advantages=np.where(mask, advantages, 0.0).astype(np.float32),
-        metrics={},
-    )
-
-
-@contextmanager
-def awake(trainer: Trainer) -> Iterator[None]:
-    """What a lease does, without a manager: wake, open the gate, and close it behind."""
-    trainer.wake_up(Part.ALL)
-    trainer.gate.open(Part.ALL)
-    try:
-        yield
-    finally:
-        trainer.gate.close(Part.ALL)
-
-
-def copied(snapshot: Snapshot) -> Saved:
-    """The snapshot's contents as bytes of their own, as if read from a file."""
-    tensors = {
-        name: TensorBytes(dtype=tensor.dtype, shape=tensor.shape, data=memoryview(bytes(tensor.data)))
-        for name, tensor in snapshot.tensors.items()
-    }
-    return Saved(tensors=tensors, extra=dict(snapshot.extra))
-
-
-def same(one: Saved, other: Saved) -> bool:
-    """Whether two states are equal in every name, shape, bit and count."""
-    return one.extra == other.extra and _plain(one.tensors) == _plain(other.tensors)
-
-
-def _plain(tensors: Mapping[str, SavedTensor]) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
-    return {name: (tensor.dtype, tensor.shape, bytes(tensor.data)) for name, tensor in tensors.items()}
 
 
 def _state(trainer: Trainer) -> Saved:
@@ -279,7 +229,7 @@ class TrainerSuite:
             report = trainer.step(empty, loss)
         assert report.skipped
         assert np.isfinite(list(report.metrics.values())).all()
-        assert _plain(_state(trainer).tensors) == _plain(before.tensors)
+        assert plain(_state(trainer).tensors) == plain(before.tensors)
 
     def test_log_probs_are_of_every_token_but_the_first_of_a_row(self, make_trainer: MakeTrainer) -> None:
         trainer, batch = make_trainer(), ragged_batch()
