@@ -61,6 +61,11 @@ class TenantProxy:
         """The workers."""
         return self._group
 
+    @property
+    def deadlines(self) -> Deadlines:
+        """Of calls to the workers."""
+        return self._deadlines
+
     def each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Call `method` of every worker's service, under the gate, with arguments of its own for each; the values."""
         return self._use_each(method, arguments, deadline=self._deadlines.work)

@@ -10,7 +10,7 @@ is torn, and all but `load` and the transitions is refused until a load succeeds
 import contextlib
 import itertools
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +21,7 @@ from tidemill.cluster.remote_shard import RemoteShard
 from tidemill.cluster.tenant_proxy import Deadlines, TenantProxy
 from tidemill.cluster.tenant_service import Used
 from tidemill.cluster.trainer_service import RANK_RANDOM, REFUSALS, Taken, TrainerDescription
+from tidemill.cluster.weight_sender import Carrier
 from tidemill.contracts.algorithm import Loss
 from tidemill.contracts.batch import Batch, StepReport
 from tidemill.contracts.checkpoint import Saved, Snapshot
@@ -129,6 +130,15 @@ class TrainerProxy(TenantProxy):
         return pulled_weights(
             self.each, self._parcel, ranks=self._ranks, specs=self.weight_specs(), check=self._check_weights
         )
+
+    def open_shipment(self, opening: Sequence[tuple[str, int, Carrier]]) -> list[bool]:
+        """Begin to send weights to workers, each rank as `opening` says; see WeightSender. Refused as `named_weights`.
+
+        A weight sync goes on by `each` and `start`.
+        """
+        self._check_weights()
+        self._refuse_if_torn("hand out weights")
+        return self.each("open_shipment", opening)
 
     def _parcel(self) -> Parcel:
         used: Used = self.start(0, "take_parcel").result(self._deadlines.work)

@@ -28,6 +28,6 @@ def whereabouts() -> Whereabouts:
     # The name alone is not enough: hosts of one image may all be called the same.
     boot = _BOOT.read_text().strip() if _BOOT.exists() else ""
     gpu = ""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         gpu = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
     return Whereabouts(host=f"{platform.node()}/{boot}", gpu=gpu)

@@ -1,6 +1,6 @@
 """Trainer and engine in one process, on one kind of device: weights are copied straight into live engine storage."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 
@@ -12,10 +12,10 @@ from tidemill.contracts.state import PolicyVersion
 from tidemill.contracts.weights import WeightReceiver, WeightSource
 from tidemill.errors import WeightSyncError
 from tidemill.weights.checksum import checksum
+from tidemill.weights.comparing import compare_checksums
+from tidemill.weights.elements import torch_dtype
 
 __all__ = ["DirectWeightSync"]
-
-_DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class DirectWeightSync:
@@ -47,11 +47,9 @@ class DirectWeightSync:
 
     def _hand_over(self, trainer: WeightSource, engine: WeightReceiver, version: PolicyVersion) -> None:
         engine.begin_update()
-        if engine.dtype not in _DTYPES:
-            raise WeightSyncError(f"cannot cast to {engine.name}'s dtype {engine.dtype!r}; use one of {list(_DTYPES)}")
         sent: dict[str, int] = {}
-        engine.load_weights(_sending(trainer, _DTYPES[engine.dtype], sent))
-        _compare(sent, engine.weight_checksums(), engine.name)
+        engine.load_weights(_sending(trainer, torch_dtype(engine.dtype), sent))
+        compare_checksums(sent, engine.weight_checksums(), engine.name)
         faults.point("weights.publish")
         engine.publish(version)
 
@@ -65,18 +63,3 @@ def _sending(trainer: WeightSource, dtype: torch.dtype, sent: dict[str, int]) ->
         # The cast is for the checksum alone and gone at once: an engine may look at all tensors before it copies.
         sent[name] = checksum(tensor.detach().to(dtype))
         yield name, tensor.detach()
-
-
-def _compare(sent: Mapping[str, int], held: Mapping[str, int], engine: str) -> None:
-    missing, unexpected = sorted(set(held) - set(sent)), sorted(set(sent) - set(held))
-    if missing or unexpected:
-        raise WeightSyncError(
-            f"{engine} holds {len(missing)} weights that the trainer did not send {missing[:5]}, and was sent "
-            f"{len(unexpected)} that it does not hold {unexpected[:5]}; trainer and engine are not the same model"
-        )
-    differing = sorted(name for name in sent if sent[name] != held[name])
-    if differing:
-        raise WeightSyncError(
-            f"{len(differing)} of {len(sent)} weights differ in {engine} after the copy, {differing[:5]}; it refuses "
-            "to generate until a whole sync succeeds"
-        )

@@ -27,6 +27,7 @@ def test_a_filled_slab_computes_what_a_loaded_model_computes_after_any_number_of
     for _ in range(3):
         assert not weights.resident
         weights.allocate()
+        weights.begin()
         weights.load((name, parameter.detach()) for name, parameter in loaded.named_parameters())
         with torch.inference_mode():
             assert torch.equal(model(ids).logits, loaded(ids).logits)
@@ -79,3 +80,14 @@ def test_a_source_may_make_each_tensor_as_it_is_asked_for_it(tmp_path: Path) -> 
     weights.load(reused())
     for name, parameter in loaded.named_parameters():
         assert torch.equal(weights.views()[name], parameter.bfloat16())
+
+
+def test_what_has_not_come_is_told_by_name_until_an_update_begins_anew(tmp_path: Path) -> None:
+    weights, _ = built(make_tiny_model(tmp_path, hidden=32, heads=2, kv_heads=1), torch.float32)
+    weights.allocate()
+    assert weights.missing() == weights.names
+    first, *others = weights.names
+    weights.load([(first, torch.zeros(weights.views()[first].shape))])
+    assert weights.missing() == tuple(others)
+    weights.begin()
+    assert weights.missing() == weights.names

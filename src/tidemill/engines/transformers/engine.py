@@ -82,7 +82,6 @@ class TransformersEngine:
         self._version: PolicyVersion | None = None
         self._newest: PolicyVersion | None = None
         self._updating = False
-        self._loaded = False
 
     @property
     def name(self) -> str:
@@ -135,7 +134,7 @@ class TransformersEngine:
         try:
             if not self._alone(me):
                 raise ResidencyError("cannot put engine to sleep: it is generating in another thread; wait for its end")
-            self._version, self._updating, self._loaded = None, False, False
+            self._version, self._updating = None, False
             self._weights.release()
             self._kv_awake = False
             self._transfer.give_back()
@@ -161,19 +160,21 @@ class TransformersEngine:
     def begin_update(self) -> None:
         """Close generation and forget the version."""
         self._need(Part.WEIGHTS, "begin_update")
-        self._version, self._updating, self._loaded = None, True, False
+        self._version, self._updating = None, True
+        self._weights.begin()
 
     def load_weights(self, tensors: "Iterable[tuple[str, Tensor]]") -> None:
-        """Copy one whole set of weights in. Tied tensors come once, under the name of the first place.
+        """Copy weights in: all at once, or some in each of several calls. Tied tensors come once, by the first's name.
 
-        Raises WeightSyncError when names or shapes do not fit; the engine then waits for another whole set.
+        Raises WeightSyncError when names or shapes do not fit. After any failure the engine waits for another
+        `begin_update` and a whole set.
         """
         self._need(Part.WEIGHTS, "load_weights")
         if not self._updating:
-            raise WeightSyncError("cannot load weights into the engine: no update has begun; call begin_update first")
-        self._loaded = False
+            raise WeightSyncError("cannot load weights into the engine: no update is open; call begin_update first")
+        self._updating = False
         self._weights.load(tensors)
-        self._loaded = True
+        self._updating = True
 
     def weight_checksums(self) -> Mapping[str, int]:
         """Checksum of each weight as it lies on the device, in the engine's dtype."""
@@ -183,9 +184,13 @@ class TransformersEngine:
     def publish(self, version: PolicyVersion) -> None:
         """Take on `version` and open generation."""
         self._need(Part.WEIGHTS, "publish")
-        if not self._loaded:
+        missing = self._weights.missing()
+        if missing or not self._updating:
+            why = (
+                f"{len(missing)} did not come, among them {', '.join(missing[:3])}" if missing else "no update is open"
+            )
             raise WeightSyncError(
-                f"cannot publish version {version}: the engine does not hold a whole set of weights; sync again"
+                f"cannot publish version {version}: the engine does not hold a whole set of weights ({why}); sync again"
             )
         if self._newest is not None and version < self._newest:
             raise WeightSyncError(
@@ -193,7 +198,7 @@ class TransformersEngine:
                 f"back; a restarted run must raise the attempt"
             )
         self._version = self._newest = version
-        self._updating = self._loaded = False
+        self._updating = False
 
     def load_pretrained(self, version: PolicyVersion) -> None:
         """Load the model folder's own weights as `version`: for use without a trainer."""

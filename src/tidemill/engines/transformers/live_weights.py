@@ -39,6 +39,7 @@ class LiveWeights:
             self._place(name, buffer.dtype, buffer.shape)
         self._slab = torch.empty(0, dtype=torch.uint8, device=device)
         self._views: dict[str, Tensor] = {}
+        self._arrived: set[str] = set()
 
     def _place(self, name: str, dtype: torch.dtype, shape: torch.Size) -> None:
         self._layout[name] = (self.nbytes, dtype, shape)
@@ -89,17 +90,20 @@ class LiveWeights:
         """Free the slab."""
         self._slab.untyped_storage().resize_(0)
 
-    def load(self, tensors: "Iterable[tuple[str, Tensor]]") -> None:
-        """Copy a whole set of weights in, casting, one tensor at a time: a source may make each as it is asked for it.
+    def begin(self) -> None:
+        """Wait for every weight from now on, whatever came before."""
+        self._arrived.clear()
 
-        Raises WeightSyncError at the first name or shape that does not fit, before that tensor is copied, and at the
-        end when one is missing; what was copied by then stays.
+    def load(self, tensors: "Iterable[tuple[str, Tensor]]") -> None:
+        """Copy weights in, casting, one tensor at a time: a source may make each as it is asked for it.
+
+        Raises WeightSyncError at the first name or shape that does not fit, or that has come since `begin`, before that
+        tensor is copied; what was copied by then stays.
         """
-        loaded: set[str] = set()
         with torch.no_grad():
             for name, tensor in tensors:
-                if name not in self._names or name in loaded:
-                    why = "it came twice" if name in loaded else "it has no weight of that name"
+                if name not in self._names or name in self._arrived:
+                    why = "it came twice" if name in self._arrived else "it has no weight of that name"
                     raise WeightSyncError(
                         f"cannot load {name} into the engine: {why}; trainer and engine must be built from the same "
                         f"model folder, and tied weights come once"
@@ -111,13 +115,11 @@ class LiveWeights:
                         f"{tuple(view.shape)}; trainer and engine must be built from the same model folder"
                     )
                 copy_weight(view, tensor)
-                loaded.add(name)
-        missing = [name for name in self._names if name not in loaded]
-        if missing:
-            raise WeightSyncError(
-                f"cannot load weights into the engine: {len(missing)} of {len(self._names)} did not come, among them "
-                f"{', '.join(missing[:3])}; trainer and engine must be built from the same model folder"
-            )
+                self._arrived.add(name)
+
+    def missing(self) -> tuple[str, ...]:
+        """Names of the weights that have not come since `begin`."""
+        return tuple(name for name in self._names if name not in self._arrived)
 
     def views(self) -> "Mapping[str, Tensor]":
         """Every weight, by name, as it lies in the slab."""

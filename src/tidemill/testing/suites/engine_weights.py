@@ -124,9 +124,47 @@ class EngineWeightsSuite(EngineCase):
         engine.begin_update()
         with pytest.raises(WeightSyncError, match=name):
             engine.load_weights(weights)
+            engine.publish(PolicyVersion(1, 1))
         self.refuses(engine, WeightSyncError)
+        with pytest.raises(WeightSyncError, match="whole set"):
+            engine.publish(PolicyVersion(1, 1))
         hand_over(engine, weights_of(model), self.version)
         assert self.answers(engine, Sampling(max_new_tokens=2))
+
+    def test_weights_may_come_in_several_calls_and_none_of_them_twice(self, engine: RolloutEngine, model: Any) -> None:
+        weights = {name: tensor + 0.01 for name, tensor in weights_of(model).items()}
+        items = list(weights.items())
+        engine.begin_update()
+        engine.load_weights(items[:3])
+        engine.load_weights([])
+        with pytest.raises(WeightSyncError, match="whole set"):
+            engine.publish(PolicyVersion(1, 1))
+        engine.load_weights(items[3:])
+        engine.publish(PolicyVersion(1, 1))
+        in_parts = engine.weight_checksums()
+        hand_over(engine, weights, PolicyVersion(1, 2))
+        assert engine.weight_checksums() == in_parts
+        engine.begin_update()
+        engine.load_weights(items[:3])
+        with pytest.raises(WeightSyncError, match=items[1][0]):
+            engine.load_weights(items[1:])
+        self.refuses(engine, WeightSyncError)
+
+    def test_an_update_begun_again_wants_every_weight_again(self, engine: RolloutEngine, model: Any) -> None:
+        items = list(weights_of(model).items())
+        engine.begin_update()
+        engine.load_weights(items[:-1])
+        engine.begin_update()
+        engine.load_weights(items[-1:])
+        with pytest.raises(WeightSyncError, match="whole set"):
+            engine.publish(PolicyVersion(1, 1))
+        self.refuses(engine, WeightSyncError)
+
+    def test_no_weight_comes_outside_an_update(self, engine: RolloutEngine, model: Any) -> None:
+        with pytest.raises(WeightSyncError, match="begin_update"):
+            engine.load_weights(weights_of(model).items())
+        with pytest.raises(WeightSyncError, match="whole set"):
+            engine.publish(PolicyVersion(1, 1))
 
     def test_versions_never_go_back(self, engine: RolloutEngine, model: Any) -> None:
         hand_over(engine, weights_of(model), PolicyVersion(2, 5))

@@ -50,6 +50,7 @@ class TensorEngine(FakeTenant):
         self.dtype = dtype
         self.live = {name: torch.zeros(t.shape, dtype=getattr(torch, dtype)) for name, t in names.items()}
         self.skips: set[str] = set()
+        self.arrived: set[str] = set()
         self.version: PolicyVersion | None = None
         self.newest = PolicyVersion(-1, -1)
         self.calls: list[str] = []
@@ -58,20 +59,18 @@ class TensorEngine(FakeTenant):
         """Closed."""
         self.gate.check(Part.WEIGHTS, "begin_update")
         self.calls.append("begin")
+        self.arrived.clear()
         self.version = None
 
     def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Strict, tensor after tensor."""
         self.gate.check(Part.WEIGHTS, "load_weights")
-        missing = set(self.live)
         for name, tensor in tensors:
-            if name not in self.live:
+            if name not in self.live or name in self.arrived:
                 raise WeightSyncError(f"unexpected weight {name!r}")
-            missing.discard(name)
+            self.arrived.add(name)
             if name not in self.skips:
                 self.live[name].copy_(tensor)
-        if missing:
-            raise WeightSyncError(f"missing weights {sorted(missing)}")
         self.calls.append("loaded")
 
     def weight_checksums(self) -> Mapping[str, int]:
@@ -80,8 +79,11 @@ class TensorEngine(FakeTenant):
         return {name: checksum(tensor) for name, tensor in self.live.items()}
 
     def publish(self, version: PolicyVersion) -> None:
-        """Never backwards."""
+        """Never backwards, and nothing missing."""
         self.gate.check(Part.WEIGHTS, "publish")
+        missing = set(self.live) - self.arrived
+        if missing:
+            raise WeightSyncError(f"missing weights {sorted(missing)}")
         if version < self.newest:
             raise WeightSyncError(f"cannot publish {version}: {self.newest} was published before")
         self.calls.append("publish")

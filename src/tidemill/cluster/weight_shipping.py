@@ -1,0 +1,144 @@
+"""Weights from the trainer's ranks to the engine's replicas, in parcels that go from worker to worker.
+
+The driver says what to do next and compares the checksums; no weight passes through it. While replicas load one parcel
+the ranks gather the next: two are on their way at most, and each sender has two buffers.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from tidemill import faults
+from tidemill.cluster.calling import gather
+from tidemill.cluster.engine_proxy import EngineProxy
+from tidemill.cluster.feeding import Feeding, plan_feeding
+from tidemill.cluster.tenant_proxy import TenantProxy
+from tidemill.cluster.trainer_proxy import TrainerProxy
+from tidemill.cluster.waiting import wait_for_one
+from tidemill.contracts.events import Emit, phase
+from tidemill.contracts.footprint import Part
+from tidemill.contracts.residency import Residency
+from tidemill.contracts.state import PolicyVersion
+from tidemill.contracts.weights import WeightReceiver, WeightSource
+from tidemill.contracts.workers import Pending
+from tidemill.errors import WeightSyncError
+from tidemill.weights.comparing import compare_checksums
+
+__all__ = ["ShippedWeightSync"]
+
+
+class ShippedWeightSync:
+    """Between a `TrainerProxy` and an `EngineProxy`, under the engine's lease for weights; the caller holds the other.
+
+    `bucket_bytes` bounds a parcel, unless one weight alone is larger.
+    """
+
+    def __init__(self, *, residency: Residency, emit: Emit, bucket_bytes: int = 256 << 20) -> None:
+        self._residency = residency
+        self._emit = emit
+        self._bucket_bytes = bucket_bytes
+        self._planned: list[tuple[TrainerProxy, EngineProxy, Feeding]] = []
+
+    def update_weights(self, trainer: WeightSource, engine: WeightReceiver, version: PolicyVersion) -> None:
+        """Close generation, ship, compare on every replica, publish `version`, in this order and all or nothing.
+
+        Raises WeightSyncError on any failure; from `begin_update` on the engine's version is then unknown, and it
+        refuses to generate until a later sync succeeds.
+        """
+        if not isinstance(trainer, TrainerProxy) or not isinstance(engine, EngineProxy):
+            raise WeightSyncError(
+                f"cannot ship weights from {type(trainer).__name__} to {type(engine).__name__}: both must be of the "
+                "cluster that this weight sync is of"
+            )
+        try:
+            with self._residency.awake(engine, Part.WEIGHTS), phase(self._emit, "update_weights", engine.name):
+                self._hand_over(trainer, engine, version)
+        except WeightSyncError:
+            raise
+        except Exception as cause:
+            raise WeightSyncError(
+                f"cannot bring {engine.name} to version {version}: {type(cause).__name__}: {cause}; it refuses to "
+                "generate until a whole sync succeeds"
+            ) from cause
+
+    def _hand_over(self, trainer: TrainerProxy, engine: EngineProxy, version: PolicyVersion) -> None:
+        engine.begin_update()
+        feeding = self._feeding(trainer, engine)
+        with _open_shipment(trainer, engine, feeding) as shipment:
+            shipment.ship(self._bucket_bytes)
+        for replica, (name, held) in enumerate(engine.replica_checksums().items()):
+            compare_checksums(shipment.sent[feeding.feeder[replica]], held, name)
+        faults.point("weights.publish")
+        engine.publish(version)
+
+    def _feeding(self, trainer: TrainerProxy, engine: EngineProxy) -> Feeding:
+        """Asked once: workers do not move."""
+        for known, fed, feeding in self._planned:
+            if known is trainer and fed is engine:
+                return feeding
+        feeding = plan_feeding(trainer.each("where", _nothing(trainer)), engine.each("where", _nothing(engine)))
+        self._planned = [(trainer, engine, feeding)]
+        return feeding
+
+
+@dataclass(kw_only=True)
+class _Shipment:
+    """One hand-over. `sent` is what each rank said at its end."""
+
+    trainer: TrainerProxy
+    engine: EngineProxy
+    feeding: Feeding
+    loads: list[Pending]
+    sent: Sequence[Mapping[str, int]] = ()
+
+    def ship(self, bucket_bytes: int) -> None:
+        """Every parcel, until the last is loaded."""
+        opening = [(self.engine.dtype, bucket_bytes, carrier) for carrier in self.feeding.carrier]
+        last: list[bool] = self.trainer.open_shipment(opening)
+        while True:
+            self._start_loading()
+            if all(last):
+                break
+            last = self.trainer.each("next_parcel", _nothing(self.trainer))
+            self._end_loading()
+        self._end_loading()
+
+    def _start_loading(self) -> None:
+        taken = {rank: self.trainer.start(rank, "take_parcel") for rank in sorted({*self.feeding.feeder})}
+        for replica, rank in enumerate(self.feeding.feeder):
+            self.loads.append(self.engine.start(replica, "load_parcel", taken[rank]))
+
+    def _end_loading(self) -> None:
+        loads, self.loads = self.loads, []
+        gather(
+            loads,
+            names=self.engine.group.names,
+            doing="load_parcel",
+            deadline=self.engine.deadlines.work,
+            wait=wait_for_one,
+            end_all=self.engine.group.close,
+        )
+
+    def close(self) -> None:
+        """Free the senders' buffers, when nobody reads them any more."""
+        for load in self.loads:
+            wait_for_one([load], self.engine.deadlines.transition)
+        self.sent = self.trainer.each("close_shipment", _nothing(self.trainer))
+
+
+@contextlib.contextmanager
+def _open_shipment(trainer: TrainerProxy, engine: EngineProxy, feeding: Feeding) -> Iterator[_Shipment]:
+    shipment = _Shipment(trainer=trainer, engine=engine, feeding=feeding, loads=[])
+    try:
+        yield shipment
+    except BaseException as cause:
+        try:
+            shipment.close()
+        except Exception as second:
+            cause.add_note(f"and the shipment could not be closed: {second}")
+        raise
+    shipment.close()
+
+
+def _nothing(proxy: TenantProxy) -> list[tuple[()]]:
+    return [() for _ in proxy.group.names]
