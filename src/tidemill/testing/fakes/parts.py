@@ -10,6 +10,7 @@ from tidemill.checkpoint.manager import CheckpointManager
 from tidemill.contracts.parts import Parts
 from tidemill.contracts.state import Cursor, RunState
 from tidemill.residency.manager import LeaseManager
+from tidemill.testing.fakes.layouts import Layout, Whole
 from tidemill.testing.fakes.meaning import (
     FakeAlgorithm,
     FakeData,
@@ -60,6 +61,7 @@ class FakeRun:
     every: int = 2
     budget: int = 500
     mode: str = "sync"
+    layout: Layout = field(default_factory=Whole)
     lines: dict[int, dict[str, Any]] = field(default_factory=dict)
 
 
@@ -71,7 +73,7 @@ def fake_parts(run: FakeRun, watch: Watch = lambda name: None) -> Parts:
 
     attempt = next_attempt(run.folder)
     recorder = watched(FakeRecorder(run.lines))
-    trainer, engine = watched(FakeTrainer()), watched(FakeEngine())
+    trainer, engine = watched(FakeTrainer(run.layout)), watched(FakeEngine())
     residency = watched(LeaseManager(budget=run.budget, emit=recorder.emit, deadline=5.0))
     checkpointer = CheckpointManager(
         folder=run.folder / "checkpoints",

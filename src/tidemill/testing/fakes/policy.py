@@ -12,7 +12,7 @@ import numpy as np
 
 from tidemill.contracts.algorithm import Loss
 from tidemill.contracts.batch import Batch, StepReport
-from tidemill.contracts.checkpoint import Saved, Snapshot, TensorBytes
+from tidemill.contracts.checkpoint import Saved, Snapshot
 from tidemill.contracts.engine import Completion, Request, Sampling
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.residency import Residency
@@ -21,6 +21,7 @@ from tidemill.contracts.state import PolicyVersion
 from tidemill.contracts.weights import WeightReceiver, WeightSource
 from tidemill.errors import CheckpointError, WeightSyncError
 from tidemill.testing.fakes.device import Array, FakeTenant
+from tidemill.testing.fakes.layouts import Layout, Whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["FakeEngine", "FakeTrainer", "FakeWeightSync"]
 
 SIZE = 8
+WHOLE = Whole()
 
 
 def digest(*values: object) -> int:
@@ -38,9 +40,10 @@ def digest(*values: object) -> int:
 class FakeTrainer(FakeTenant):
     """Adds to its weights a number drawn from the batch; a momentum makes forgotten optimizer state show."""
 
-    def __init__(self) -> None:
+    def __init__(self, layout: Layout = WHOLE) -> None:
         super().__init__("trainer", {Part.WEIGHTS: 100, Part.OPTIMIZER: 200}, keeps=Part.ALL)
         self.host = {"model/w": np.zeros(SIZE), "optimizer/momentum/w": np.zeros(SIZE)}
+        self.layout = layout
         self.phase = ""
         self.updates = 0
 
@@ -70,11 +73,7 @@ class FakeTrainer(FakeTenant):
     def snapshot(self) -> Snapshot:
         """The host copy when asleep, a copy of the device when awake."""
         source = self.host if self.awake == Part.NONE else self.device
-        tensors = {
-            name: TensorBytes(dtype="F64", shape=array.shape, data=memoryview(array.tobytes()))
-            for name, array in source.items()
-        }
-        return Snapshot(tensors=tensors, extra={"phase": self.phase, "updates": self.updates})
+        return self.layout.snapshot(source, {"phase": self.phase, "updates": self.updates})
 
     def load(self, saved: Saved) -> None:
         """Both arrays, by name."""
@@ -82,7 +81,7 @@ class FakeTrainer(FakeTenant):
         if set(saved.tensors) != set(self.device):
             raise CheckpointError(f"cannot load the trainer: it has {sorted(self.device)}, not {sorted(saved.tensors)}")
         for name, tensor in saved.tensors.items():
-            self.device[name] = np.frombuffer(tensor.data, dtype=np.float64).reshape(tensor.shape).copy()
+            self.device[name] = self.layout.read(tensor)
         self.phase, self.updates = saved.extra["phase"], saved.extra["updates"]
 
     def close(self) -> None:
@@ -120,11 +119,12 @@ class FakeEngine(FakeTenant):
         """Closed until `publish`."""
         self.gate.check(Part.WEIGHTS, "begin an update")
         self.version = None
+        self.device = {}
 
     def load_weights(self, tensors: "Iterable[tuple[str, Tensor]]") -> None:
         """Copies."""
         self.gate.check(Part.WEIGHTS, "load weights")
-        self.device = {name: np.array(array) for name, array in tensors}
+        self.device.update({name: np.array(array) for name, array in tensors})
 
     def weight_checksums(self) -> Mapping[str, int]:
         """Of each array."""
@@ -134,6 +134,8 @@ class FakeEngine(FakeTenant):
     def publish(self, version: PolicyVersion) -> None:
         """Versions never go back."""
         self.gate.check(Part.WEIGHTS, "publish a version")
+        if "w" not in self.device:
+            raise WeightSyncError(f"cannot publish version {version}: the weight w did not come")
         if version < self.newest:
             raise WeightSyncError(f"cannot publish version {version}: the engine held {self.newest} before")
         self.version = self.newest = version
