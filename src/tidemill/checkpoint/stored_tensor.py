@@ -6,6 +6,9 @@ takes host memory for the box that is asked for and no more, and none where the 
 
 import math
 import mmap
+import os
+import threading
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,16 +35,19 @@ class FilePiece:
 
     def mapped(self) -> memoryview:
         """Its bytes, read-only. Raises CheckpointError when they cannot be had here."""
-        start = self.begin - self.begin % mmap.ALLOCATIONGRANULARITY
         try:
-            with self.path.open("rb") as file:
-                view = memoryview(mmap.mmap(file.fileno(), self.end - start, access=mmap.ACCESS_READ, offset=start))
+            view = memoryview(_mapped(self.path))
         except (OSError, ValueError) as error:
-            raise CheckpointError(
-                f"cannot read {self.path}, which was whole when it was verified: {error}; leave checkpoints alone "
-                "while a run reads them, and keep run.dir on a file system that every host of the run shares"
-            ) from error
-        return view[self.begin - start :]
+            raise self._changed(str(error)) from error
+        if len(view) < self.end:
+            raise self._changed(f"it has {len(view)} bytes")
+        return view[self.begin : self.end]
+
+    def _changed(self, how: str) -> CheckpointError:
+        return CheckpointError(
+            f"cannot read {self.path}, which was whole when it was verified: {how}; leave checkpoints alone while a "
+            "run reads them, and keep run.dir on a file system that every host of the run shares"
+        )
 
     def shared_with(self, offset: tuple[int, ...], shape: tuple[int, ...]) -> _Box | None:
         """The box that it has in common with the box of `shape` at `offset`; None when that has no element."""
@@ -87,6 +93,24 @@ class StoredTensor:
             raise CheckpointError(
                 f"cannot read the box of shape {list(shape)} at {list(offset)} of a tensor of shape {list(self.shape)}"
             )
+
+
+# A mapping holds a file handle, of which a process has few: the tensors of a file share one while any is in use.
+_maps: "weakref.WeakValueDictionary[tuple[int, int], mmap.mmap]" = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    with path.open("rb") as file:
+        stat = os.fstat(file.fileno())
+        # By number, not by name: another file may have the name by now, and a mapped file keeps its number.
+        key = (stat.st_dev, stat.st_ino)
+        with _lock:
+            found = _maps.get(key)
+            if found is None or len(found) != stat.st_size:
+                found = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                _maps[key] = found
+            return found
 
 
 def _one_stretch(held: tuple[int, ...], shape: tuple[int, ...]) -> bool:
