@@ -1,9 +1,8 @@
-"""Trainers whose ranks are forked processes, which are used again from test to test where that is possible."""
+"""Trainers whose ranks are forked processes."""
 
 import functools
 import random
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -31,56 +30,35 @@ def seeded(build: BuildTrainer, place: Place, emit: Emit) -> RankTrainer:
 
 
 class Ranks:
-    """Makes trainers of `size` ranks, each in processes of its own, and ends those with the test."""
+    """Makes trainers of `size` ranks, each in processes of its own."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.events: list[Event] = []
         self.groups: list[SpawnedGroup] = []
-        self.unused: list[SpawnedGroup] = []
 
     def __call__(
         self, build: BuildTrainer = build_fake_rank, *, faults: str = "", deadlines: Deadlines = DEADLINES
     ) -> TrainerProxy:
-        group = self.unused.pop() if self.unused and not faults else self._start(faults)
+        group = SpawnedGroup("trainer", self.size, fault_text=faults, emit=self.events.append)
         self.groups.append(group)
         group.build(functools.partial(TrainerService, functools.partial(seeded, build)), meet=self.size > 1)
         return TrainerProxy(group, deadlines=deadlines, emit=self.events.append)
 
-    def _start(self, faults: str) -> SpawnedGroup:
-        return SpawnedGroup("trainer", self.size, fault_text=faults, emit=self.events.append)
-
-    def reuse(self) -> None:
-        """Keep the processes that still answer for the next test: their services are replaced."""
-        for group in self.groups:
-            try:
-                group.call("changes", deadline=5.0)
-                self.unused.append(group)
-            except Exception:
-                group.close()
-        self.groups.clear()
-        self.events.clear()
-
     def end(self) -> None:
-        for group in self.groups + self.unused:
+        for group in self.groups:
             group.close()
-
-
-MakeRanks = Callable[..., TrainerProxy]
 
 
 @pytest.fixture
 def two_ranks() -> Iterator[Ranks]:
-    """Two fresh processes a trainer."""
     ranks = Ranks(2)
     yield ranks
     ranks.end()
 
 
-@pytest.fixture(scope="module")
-def kept_ranks() -> Iterator[Callable[[int], Any]]:
-    """By number of ranks: makers whose processes outlive a test. Ask `reuse` at a test's end."""
-    made: dict[int, Ranks] = {}
-    yield lambda size: made.setdefault(size, Ranks(size))
-    for ranks in made.values():
-        ranks.end()
+@pytest.fixture
+def three_ranks() -> Iterator[Ranks]:
+    ranks = Ranks(3)
+    yield ranks
+    ranks.end()

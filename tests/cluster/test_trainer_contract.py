@@ -1,6 +1,8 @@
-"""tidemill.cluster.trainer_proxy and tidemill.testing.fakes.rank_trainer by the public suites, over processes."""
+"""tidemill.cluster.trainer_proxy and tidemill.testing.fakes.rank_trainer by the public suites, over processes.
 
-from collections.abc import Callable, Iterator
+The suites' helpers of states, tidemill.testing.suites.trainer_case, write shards to files and join them.
+"""
+
 from typing import Any
 
 import pytest
@@ -14,17 +16,10 @@ from tidemill.testing.suites.trainer import MakeTrainer, TrainerSuite, ragged_ba
 CLIP = ClipLoss(low=0.2, high=0.2)
 
 
-@pytest.fixture
-def fake_ranks(kept_ranks: Callable[[int], Any]) -> Iterator[Any]:
-    ranks = kept_ranks(2)
-    yield ranks
-    ranks.reuse()
-
-
 class TestTwoFakeRanks(TrainerSuite):
     @pytest.fixture
-    def make_trainer(self, fake_ranks: Any) -> MakeTrainer:
-        return fake_ranks
+    def make_trainer(self, two_ranks: Any) -> MakeTrainer:
+        return two_ranks
 
     @pytest.fixture
     def loss(self) -> Loss:
@@ -33,10 +28,8 @@ class TestTwoFakeRanks(TrainerSuite):
 
 class TestThreeFakeRanksAsATenant(TenantSuite):
     @pytest.fixture
-    def tenant(self, kept_ranks: Callable[[int], Any]) -> Iterator[Tenant]:
-        ranks = kept_ranks(3)
-        yield ranks()
-        ranks.reuse()
+    def tenant(self, three_ranks: Any) -> Tenant:
+        return three_ranks()
 
     def use(self, tenant: Any, residency: Residency) -> None:
         tenant.log_probs(ragged_batch())
