@@ -41,13 +41,17 @@ class Net(nn.Module):
 class Job:
     """A sharded model, its optimizer with all state there, and its inputs."""
 
-    def __init__(self, rank: int, mesh: Any, *, half: bool = False, reshard: bool | int = True) -> None:
+    def __init__(
+        self, rank: int, mesh: Any, *, half: bool = False, reshard: bool | int = True, optimize: bool = True
+    ) -> None:
         torch.manual_seed(0)
         self.rank = rank
         self.model: Any = Net()
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16) if half else MixedPrecisionPolicy()
         for part in (*self.model.layers, self.model):
             fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+        if not optimize:
+            return
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05)
         for parameter in self.model.parameters():
             parameter.grad = torch.zeros_like(parameter)

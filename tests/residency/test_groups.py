@@ -1,122 +1,32 @@
 """Process groups over ranks (`tidemill.residency.groups`): parked and revived under live meshes and FSDP2 modules."""
 
 import gc
-import threading
+import multiprocessing
+import os
+import signal
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import nn
+import torch.distributed as dist
+from tests.residency.sharded_ranks import Job, Rank
+from torch.distributed import device_mesh
 from torch.distributed import distributed_c10d as c10d
-from torch.distributed.fsdp import fully_shard
 
-from tidemill.contracts.events import Emit
 from tidemill.contracts.workers import Place
-from tidemill.errors import ResidencyError
-from tidemill.residency.groups import ProcessGroups
+from tidemill.errors import ClusterError, ResidencyError
+from tidemill.residency.groups import ProcessGroups, open_rendezvous
 from tidemill.testing.spawned import SpawnedGroup, spawned
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(33, 10)
-        self.layers = nn.ModuleList([nn.Linear(10, 10) for _ in range(2)])
-        self.head = nn.Linear(10, 33, bias=False)
-        self.head.weight = self.embed.weight
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        hidden = self.embed(ids)
-        for layer in self.layers:
-            hidden = hidden + torch.tanh(layer(hidden))
-        return self.head(hidden)
-
-
-class Rank:
-    """One rank as a trainer would be: groups, a sharded model, an optimizer."""
-
-    def __init__(self, place: Place, emit: Emit, deadline: float = 20.0) -> None:
-        self.place = place
-        self.groups = ProcessGroups(place=place, deadline=deadline)
-
-    def shard(self, shape: tuple[int, ...], names: tuple[str, ...], reshard: bool | int = True) -> None:
-        torch.manual_seed(0)
-        self.mesh = self.groups.mesh(shape, names)
-        self.model = Net()
-        for layer in self.model.layers:
-            fully_shard(layer, mesh=self.mesh, reshard_after_forward=reshard)
-        fully_shard(self.model, mesh=self.mesh, reshard_after_forward=reshard)
-        self.groups.follow([self.model])
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05)
-
-    def step(self, seed: int) -> float:
-        ids = torch.randint(0, 33, (4, 6), generator=torch.Generator().manual_seed(100 * seed + self.place.rank))
-        loss = nn.functional.cross_entropy(self.model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
-        loss.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return float(loss.item())
-
-    def train(self, *, cycles: int, parking: bool) -> tuple[list[float], bytes]:
-        losses = []
-        for seed in range(cycles + 1):
-            losses.append(self.step(seed))
-            if parking and seed < cycles:
-                self.park_and_revive()
-        local = [parameter.to_local().detach().numpy().tobytes() for parameter in self.model.parameters()]
-        return losses, b"".join(local)
-
-    def park_and_revive(self) -> None:
-        old = [weakref.ref(group) for group in c10d._world.pg_map]
-        names = sorted(c10d._world.pg_names.values())
-        self.groups.park()
-        assert self.groups.parked
-        assert not c10d._world.pg_map
-        gc.collect()
-        assert [reference() for reference in old] == [None] * len(old)
-        self.groups.revive()
-        assert sorted(c10d._world.pg_names.values()) == names
-
-    def park(self) -> None:
-        self.groups.park()
-
-    def revive(self) -> None:
-        self.groups.revive()
-
-    def close(self) -> None:
-        self.groups.close()
-
-    def timed(self, method: str) -> tuple[str, float]:
-        began = time.monotonic()
-        with pytest.raises(ResidencyError) as caught:
-            getattr(self.groups, method)()
-        return str(caught.value), time.monotonic() - began
-
-    def kept(self) -> tuple[int, int, int]:
-        gc.collect()
-        return (
-            threading.active_count() + _system_threads(),
-            len(list(Path("/proc/self/fd").iterdir())),
-            len(c10d._world.pg_map),
-        )
-
-    def run(self, work: Callable[["Rank"], Any]) -> Any:
-        return work(self)
-
-
 class Impatient(Rank):
-    """With a short deadline."""
+    """A rank that waits for a second only."""
 
-    def __init__(self, place: Place, emit: Emit) -> None:
-        super().__init__(place, emit, deadline=1.0)
-
-
-def _system_threads() -> int:
-    return len(list(Path("/proc/self/task").iterdir()))
+    deadline = 1.0
 
 
 @pytest.fixture
@@ -132,28 +42,355 @@ def start() -> Iterator[Callable[..., SpawnedGroup]]:
         group.close()
 
 
-def twin(start: Callable[..., SpawnedGroup], ranks: int, *arguments: Any, cycles: int = 3) -> None:
-    results = []
-    for parking in (False, True):
-        group = start(ranks)
-        group.call("shard", *arguments, deadline=60)
-        results.append(group.call("run", _Train(cycles, parking), deadline=60))
-        group.close()
-    assert results[0] == results[1]
+def park(rank: Rank) -> None:
+    rank.groups.park()
 
 
-class _Train:
-    def __init__(self, cycles: int, parking: bool) -> None:
-        self.cycles, self.parking = cycles, parking
+def revive(rank: Rank) -> None:
+    rank.groups.revive()
 
-    def __call__(self, rank: Rank) -> Any:
-        return rank.train(cycles=self.cycles, parking=self.parking)
+
+def fails(rank: Rank, method: str) -> tuple[str, float]:
+    """The message with which a method fails, and the seconds until then."""
+    began = time.monotonic()
+    with pytest.raises(ResidencyError) as caught:
+        getattr(rank.groups, method)()
+    return str(caught.value), time.monotonic() - began
+
+
+# Training
+
+
+def train_and_park(rank: Rank, shape: tuple[int, ...], reshard: bool | int) -> None:
+    mesh = rank.groups.mesh(shape, ("replicate", "shard")[-len(shape) :])
+    twin, job = Job(rank.place.rank, mesh, reshard=reshard), Job(rank.place.rank, mesh, reshard=reshard)
+    rank.groups.follow([twin.model, job.model])
+    expected = [(twin.step(seed), twin.local()) for seed in range(5)]
+    saver = job.saver()
+    for seed, (loss, local) in enumerate(expected):
+        assert job.step(seed) == loss
+        assert all(torch.equal(tensor, local[name]) for name, tensor in job.local().items())
+        job.reshard()
+        saver.capture(seed)
+        saver.release(seed)
+        old = [weakref.ref(group) for group in c10d._world.pg_map]
+        names = sorted(c10d._world.pg_names.values())
+        rank.groups.park()
+        assert rank.groups.parked
+        assert [reference() for reference in old] == [None] * len(old)
+        rank.groups.revive()
+        assert not rank.groups.parked
+        assert sorted(c10d._world.pg_names.values()) == names
+        saver.restore()
+    whole = [parameter.full_tensor() for parameter in job.model.parameters()]
+    assert all(torch.equal(one.full_tensor(), other) for one, other in zip(twin.model.parameters(), whole, strict=True))
 
 
 @pytest.mark.parametrize("reshard", [True, False], ids=["reshard", "keep"])
-def test_an_fsdp_model_trains_bit_equal_through_parking(start: Callable[..., SpawnedGroup], reshard: bool) -> None:
-    twin(start, 2, (2,), ("shard",), reshard)
+def test_an_fsdp_model_sleeps_and_parks_and_trains_as_one_that_never_did(
+    start: Callable[..., SpawnedGroup], reshard: bool
+) -> None:
+    start(2).call("run", train_and_park, (2,), reshard, deadline=60)
 
 
-def test_a_two_by_two_mesh_trains_bit_equal_through_parking(start: Callable[..., SpawnedGroup]) -> None:
-    twin(start, 4, (2, 2), ("replicate", "shard"))
+@pytest.mark.parametrize(("shape", "reshard"), [((2, 2), True), ((4,), 2)], ids=["replicas", "half-gathered"])
+def test_groups_of_some_ranks_come_back_under_their_names(
+    start: Callable[..., SpawnedGroup], shape: tuple[int, ...], reshard: bool | int
+) -> None:
+    start(4).call("run", train_and_park, shape, reshard, deadline=60)
+
+
+def test_the_first_collective_after_revive_may_be_one_of_some_ranks_only(start: Callable[..., SpawnedGroup]) -> None:
+    ranks = start(4)
+    ranks.call("run", make_halves, deadline=30)
+    ranks.call("run", park, deadline=30)
+    ranks.call("run", revive, deadline=30)
+    first = [ranks.start(index, "run", sum_over_half) for index in (2, 3)]
+    assert [answer.result(10) for answer in first] == [5.0, 5.0]
+    others = [ranks.start(index, "run", sum_over_half) for index in (0, 1)]
+    assert [answer.result(10) for answer in others] == [1.0, 1.0]
+
+
+def make_halves(rank: Rank) -> None:
+    rank.kept["mesh"] = rank.groups.mesh((2, 2), ("replicate", "shard"))
+
+
+def sum_over_half(rank: Rank) -> float:
+    number = torch.tensor(float(rank.place.rank))
+    dist.all_reduce(number, group=rank.kept["mesh"].get_group("shard"))
+    return float(number)
+
+
+# What stays flat
+
+
+@pytest.mark.parametrize("cycles", [20, pytest.param(50, marks=pytest.mark.slow)])
+def test_many_rounds_leave_groups_threads_files_and_hooks_flat(start: Callable[..., SpawnedGroup], cycles: int) -> None:
+    start(2).call("run", go_round, cycles, deadline=120)
+
+
+def go_round(rank: Rank, cycles: int) -> None:
+    mesh = rank.groups.mesh((1, 2), ("replicate", "shard"))
+    job = Job(rank.place.rank, mesh)
+    rank.groups.follow([job.model])
+    seen = []
+    for seed in range(cycles):
+        rank.groups.park()
+        rank.groups.revive()
+        job.step(seed)
+        gc.collect()
+        seen.append(
+            (
+                len(list(Path("/proc/self/task").iterdir())),
+                len(list(Path("/proc/self/fd").iterdir())),
+                len(c10d._world.pg_map),
+                sys.excepthook,
+            )
+        )
+    assert len(set(seen[2:])) == 1, seen
+
+
+# Ranks that do not come
+
+
+@pytest.mark.parametrize("method", ["park", "revive"])
+def test_a_rank_that_does_not_come_is_named_within_the_deadline_and_may_come_later(
+    start: Callable[..., SpawnedGroup], method: str
+) -> None:
+    ranks = start(3, Impatient)
+    if method == "revive":
+        ranks.call("run", park, deadline=30)
+    for message, seconds in [
+        answer.result(10) for answer in [ranks.start(index, "run", fails, method) for index in (0, 2)]
+    ]:
+        assert "rank 1 of 3 did not come within 1 s" in message
+        assert seconds < 3
+    ranks.call("run", {"park": park, "revive": revive}[method], deadline=30)
+    ranks.call("run", {"park": revive, "revive": park}[method], deadline=30)
+
+
+@pytest.mark.parametrize(("dead", "reason"), [(1, "rank 1 of 2 did not come"), (0, "process of rank 0")])
+def test_a_rank_that_dies_while_parked_is_named(start: Callable[..., SpawnedGroup], dead: int, reason: str) -> None:
+    ranks = start(2, Impatient)
+    ranks.call("run", park, deadline=30)
+    os.kill(ranks.pids[dead], signal.SIGKILL)
+    time.sleep(0.2)
+    message, seconds = ranks.start(1 - dead, "run", fails, "revive").result(10)
+    assert reason in message
+    assert seconds < 3
+
+
+def test_a_rank_that_dies_in_the_middle_of_a_revival_leaves_none_waiting(start: Callable[..., SpawnedGroup]) -> None:
+    ranks = start(2, Impatient)
+    ranks.call("run", park, deadline=30)
+    ranks.start(1, "run", die_after_meeting)
+    message, seconds = ranks.start(0, "run", fails, "revive").result(20)
+    assert "rank 0 of 2 failed after all had come" in message
+    assert seconds < 10
+    assert ranks.start(0, "run", is_parked).result(5)
+
+
+def die_after_meeting(rank: Rank) -> None:
+    rank.groups._make_world = rank.leave
+    rank.groups.revive()
+
+
+def is_parked(rank: Rank) -> bool:
+    return rank.groups.parked and not dist.is_initialized()
+
+
+# Use while parked, and what others do
+
+
+def test_use_while_parked_raises_at_once(start: Callable[..., SpawnedGroup]) -> None:
+    start(2).call("run", use_while_parked, deadline=60)
+
+
+def use_while_parked(rank: Rank) -> None:
+    mesh = rank.groups.mesh((1, 2), ("replicate", "shard"))
+    job = Job(rank.place.rank, mesh)
+    rank.groups.follow([job.model])
+    loss = job.step(0)
+    job.reshard()
+    rank.groups.park()
+    began = time.monotonic()
+    with pytest.raises(ResidencyError, match="parked"):
+        job.step(1)
+    with pytest.raises((ValueError, RuntimeError)):
+        dist.all_reduce(torch.ones(1))
+    with pytest.raises((ValueError, RuntimeError)):
+        next(iter(job.model.parameters())).full_tensor()
+    with pytest.raises(ResidencyError, match="revive them first"):
+        rank.groups.mesh((2,), ("shard",))
+    assert time.monotonic() - began < 5
+    rank.groups.revive()
+    assert loss != 0
+
+
+def test_parking_and_reviving_twice_is_once(start: Callable[..., SpawnedGroup]) -> None:
+    ranks = start(2)
+    for work in (revive, park, park, revive, revive, park):
+        ranks.call("run", work, deadline=30)
+    assert ranks.call("run", is_parked, deadline=10) == [True, True]
+
+
+def test_a_group_destroyed_elsewhere_stays_so_and_the_others_keep_their_names(
+    start: Callable[..., SpawnedGroup],
+) -> None:
+    start(2).call("run", destroy_one, deadline=60)
+
+
+def destroy_one(rank: Rank) -> None:
+    gone = dist.new_group([0, 1])
+    kept = dist.new_group([0, 1])
+    name = kept.group_name
+    dist.destroy_process_group(gone)
+    del gone, kept
+    for _ in range(2):
+        rank.groups.park()
+        rank.groups.revive()
+        assert sorted(c10d._world.pg_names.values()) == ["0", name]
+    number = torch.ones(1)
+    dist.all_reduce(number, group=c10d._resolve_process_group(name))
+    assert number.item() == 2
+
+
+def test_a_world_destroyed_elsewhere_comes_back_with_the_next_revival(start: Callable[..., SpawnedGroup]) -> None:
+    start(2).call("run", destroy_all, deadline=60)
+
+
+def destroy_all(rank: Rank) -> None:
+    job = Job(rank.place.rank, rank.groups.mesh((1, 2), ("replicate", "shard")))
+    rank.groups.follow([job.model])
+    job.step(0)
+    dist.destroy_process_group()
+    rank.groups.park()
+    rank.groups.revive()
+    job.step(1)
+
+
+def test_a_group_that_somebody_holds_is_named_for_its_memory_is_not_free(start: Callable[..., SpawnedGroup]) -> None:
+    start(2).call("run", hold_one, deadline=60)
+
+
+def hold_one(rank: Rank) -> None:
+    held = [dist.new_group([0, 1])]
+    name = held[0].group_name
+    message, _ = fails(rank, "park")
+    assert f"somebody still holds {{'{name}': ['list']}}" in message
+    assert rank.groups.parked
+    held.clear()
+    rank.groups.revive()
+    rank.groups.park()
+
+
+def test_groups_that_could_not_be_made_again_are_refused_before_anything_is_destroyed(
+    start: Callable[..., SpawnedGroup],
+) -> None:
+    start(2).call("run", make_strange_one, deadline=60)
+
+
+def make_strange_one(rank: Rank) -> None:
+    c10d._new_group_with_tag([0, 1], pg_tag="mine")
+    message, _ = fails(rank, "park")
+    assert "not made by `new_group`" in message
+    assert not rank.groups.parked
+    dist.all_reduce(torch.ones(1))
+
+
+# Beginning and end
+
+
+def alone() -> ProcessGroups:
+    return ProcessGroups(place=Place(), deadline=5)
+
+
+def test_a_rank_alone_needs_no_rendezvous() -> None:
+    groups = alone()
+    try:
+        mesh = groups.mesh((1,), ("shard",))
+        groups.park()
+        groups.revive()
+        assert mesh.get_group().size() == 1
+    finally:
+        groups.close()
+
+
+def test_closing_ends_the_world_and_the_recording_from_any_state() -> None:
+    plain = dist.new_group
+    for parked in (False, True):
+        groups = alone()
+        assert dist.new_group is not plain
+        if parked:
+            groups.park()
+        for _ in range(2):
+            groups.close()
+        assert not dist.is_initialized()
+        assert {dist.new_group, c10d.new_group, device_mesh.new_group} == {plain}
+
+
+def test_a_process_that_has_a_world_cannot_join_another() -> None:
+    groups = alone()
+    try:
+        with pytest.raises(ResidencyError, match="another world of 1 ranks"):
+            alone()
+    finally:
+        groups.close()
+    assert not dist.is_initialized()
+
+
+def test_a_world_that_others_made_meanwhile_is_left_alone() -> None:
+    groups = alone()
+    groups.park()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(ResidencyError, match="somebody else made a world"):
+            groups.revive()
+        groups.close()
+        assert dist.is_initialized()
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("rendezvous", "reason"),
+    [("", "must be `host:port`"), ("here", "must be `host:port`"), ("127.0.0.1:1", "no store answers at 127.0.0.1:1")],
+    ids=["none", "no-port", "nobody"],
+)
+def test_a_rendezvous_that_cannot_be_reached_is_named(rendezvous: str, reason: str) -> None:
+    plain = dist.new_group
+    with pytest.raises(ClusterError, match=reason):
+        ProcessGroups(place=Place(rank=1, ranks=2, rendezvous=rendezvous), deadline=0.5)
+    assert dist.new_group is plain
+    assert not dist.is_initialized()
+
+
+def test_ranks_that_never_join_are_named() -> None:
+    plain = dist.new_group
+    with pytest.raises(ResidencyError, match="ranks 0, 2 of 3 did not come"):
+        ProcessGroups(place=Place(rank=1, ranks=3, rendezvous=open_rendezvous("127.0.0.1")), deadline=0.3)
+    assert dist.new_group is plain
+
+
+def live(place: Place, closing: bool) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    groups = ProcessGroups(place=place, deadline=20)
+    groups.park()
+    groups.revive()
+    if closing:
+        groups.close()
+
+
+@pytest.mark.parametrize("closing", [True, False], ids=["closed", "just-left"])
+def test_processes_end_cleanly(closing: bool) -> None:
+    context = multiprocessing.get_context("forkserver")
+    address = open_rendezvous("127.0.0.1")
+    made = [
+        context.Process(target=live, args=(Place(rank=rank, ranks=2, rendezvous=address), closing), daemon=True)
+        for rank in range(2)
+    ]
+    for process in made:
+        process.start()
+    for process in made:
+        process.join(30)
+    assert [process.exitcode for process in made] == [0, 0]

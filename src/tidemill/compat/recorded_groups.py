@@ -6,8 +6,8 @@ that offers it). Check: `install` raises unless each module that calls `new_grou
 """
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
@@ -23,11 +23,15 @@ _MODULES: tuple[Any, ...] = (distributed_c10d, dist, device_mesh)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Call:
-    """One call, and the name of the group that it made; empty where this rank is no member."""
+    """One call, and the name of the group that it made; empty where this rank is no member.
+
+    `before` are the groups that there were when it was made: some names depend on how many there are.
+    """
 
     positional: tuple[Any, ...]
-    keyword: dict[str, Any] = field(default_factory=dict)
+    keyword: dict[str, Any]
     name: str
+    before: frozenset[str]
 
 
 class RecordedGroups:
@@ -51,8 +55,9 @@ class RecordedGroups:
 
         @functools.wraps(make)
         def recorded(*positional: Any, **keyword: Any) -> Any:
+            before = frozenset(_present())
             group = make(*positional, **keyword)
-            self._calls.append(_Call(positional=positional, keyword=keyword, name=_name(group)))
+            self._calls.append(_Call(positional=positional, keyword=keyword, name=_name(group), before=before))
             return group
 
         for module in _MODULES:
@@ -78,14 +83,23 @@ class RecordedGroups:
         Every rank must call it. Raises ResidencyError when a name moved: what goes by name would find another group.
         """
         for call in self._calls:
+            self._destroy_all_but(call.before)
             group = self._make(*call.positional, **call.keyword)
             if _name(group) != call.name:
                 raise ResidencyError(
                     f"cannot revive process groups: group {call.name!r} came back as {_name(group)!r}; a group was "
                     "made while the others were parked, or not through `new_group`"
                 )
-            if call.name and call.name not in alive:
-                dist.destroy_process_group(group)
+        self._destroy_all_but(alive)
+
+    def _destroy_all_but(self, kept: Collection[str]) -> None:
+        surplus = _present() & self.names - set(kept)
+        for group in [group for group in distributed_c10d._world.pg_map if _name(group) in surplus]:
+            dist.destroy_process_group(group)
+
+
+def _present() -> set[str]:
+    return {str(name) for name in distributed_c10d._world.pg_names.values()}
 
 
 def _name(group: Any) -> str:

@@ -12,6 +12,9 @@ from tidemill.errors import ClusterError, ResidencyError
 
 __all__ = ["MeetingPoint"]
 
+# What a rank writes when it comes, and when it stops waiting.
+_HERE, _GONE = "here", "gone"
+
 
 class MeetingPoint:
     """One rank's connection to the store. No wait in it is longer than `deadline` seconds."""
@@ -28,24 +31,28 @@ class MeetingPoint:
     def meet(self, key: str, doing: str) -> None:
         """Return when every rank has called this with the same key. Raises ResidencyError naming those who did not.
 
-        A rank that gives up takes its mark back, so that all of them may try the same key again.
+        A rank that gives up says so, so that all of them may try the same key again.
         """
-        marks = [f"{key}/{rank}" for rank in range(self._place.ranks)]
+        mine = f"{key}/{self._place.rank}"
         ends = time.monotonic() + self._deadline
-        self._ask(doing, lambda: self._store.set(marks[self._place.rank], "here"))
-        pause = 0.0005
-        while missing := [rank for rank, mark in enumerate(marks) if not self._ask(doing, self._has(mark))]:
+        self._ask(doing, lambda: self._store.set(mine, _HERE))
+        waiting, pause = list(range(self._place.ranks)), 0.0005
+        while waiting := [rank for rank in waiting if self._mark(key, rank, doing) != _HERE]:
             if time.monotonic() > ends:
-                self._ask(doing, lambda: self._store.delete_key(marks[self._place.rank]))
+                self._ask(doing, lambda: self._store.set(mine, _GONE))
+                never = [rank for rank in waiting if not self._mark(key, rank, doing)]
                 raise ResidencyError(
-                    f"cannot {doing}: {_ranks(missing)} of {self._place.ranks} did not come within "
+                    f"cannot {doing}: {_ranks(never or waiting)} of {self._place.ranks} did not come within "
                     f"{self._deadline:g} s; each is dead or busy with something else, and its log says with what"
                 )
             time.sleep(pause)
             pause = min(2 * pause, 0.02)
 
-    def _has(self, mark: str) -> Callable[[], bool]:
-        return lambda: bool(self._store.check([mark]))
+    def _mark(self, key: str, rank: int, doing: str) -> str:
+        mark = f"{key}/{rank}"
+        if not self._ask(doing, lambda: self._store.check([mark])):
+            return ""
+        return str(self._ask(doing, lambda: self._store.get(mark)).decode())
 
     def _ask(self, doing: str, question: Callable[[], Any]) -> Any:
         try:
