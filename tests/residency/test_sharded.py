@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from tests.residency.sharded_ranks import Job, Rank
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from tidemill.compat.fsdp_internals import parameters_of
 from tidemill.contracts.checkpoint import TensorBytes
