@@ -4,9 +4,11 @@ import functools
 import os
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import pytest
 
 from tidemill.algorithms.losses.clip import ClipLoss
 from tidemill.checkpoint.rng import RandomState
+from tidemill.checkpoint.safetensors_file import TensorFile
 from tidemill.cluster import calling
 from tidemill.cluster.pulled_weights import pulled_weights
 from tidemill.cluster.trainer_proxy import TrainerProxy
@@ -232,6 +235,7 @@ def test_a_load_that_fails_on_one_rank_tears_the_state_until_a_load_succeeds(two
             lambda: trainer.begin("rl"),
             lambda: trainer.log_probs(ragged_batch()),
             lambda: trainer.named_weights(),
+            lambda: trainer.each("open_shipment", [("float32", 1, "none")] * 2),
             lambda: trainer.snapshot(),
         ):
             with pytest.raises(TrainerError, match="a load failed on some ranks"):
@@ -346,7 +350,7 @@ def test_a_checkpoint_of_one_process_loads_and_random_states_stay(two_ranks: Any
 
 
 def test_a_rank_that_dies_while_a_snapshot_is_held_fails_its_shard_and_releases_in_peace(
-    two_ranks: Any, tmp_path: Any
+    two_ranks: Any, tmp_path: Path
 ) -> None:
     trainer = two_ranks()
     trainer.sleep()
@@ -355,6 +359,26 @@ def test_a_rank_that_dies_while_a_snapshot_is_held_fails_its_shard_and_releases_
     snapshot.shards[0].write(tmp_path / "0", lambda count: None)
     with pytest.raises(WorkerError, match="trainer-1 died"):
         snapshot.shards[1].write(tmp_path / "1", lambda count: None)
+    snapshot.release()
+
+
+def test_neither_a_step_nor_a_sleep_waits_for_a_file_that_is_written(two_ranks: Any, tmp_path: Path) -> None:
+    trainer = two_ranks(faults="trainer-0/checkpoint.write=delay:1.5@2")
+    trainer.sleep()
+    snapshot = trainer.snapshot()
+    before = dict(snapshot.shards[0].specs)
+    write = threading.Thread(target=snapshot.shards[0].write, args=(tmp_path / "0", lambda count: None))
+    write.start()
+    while trainer.group.control(0, "shard_state", 0, deadline=5).ended:
+        time.sleep(0.01)
+    for seed in range(3):
+        stepped(trainer, seed)
+        trainer.sleep()
+    assert write.is_alive()
+    write.join()
+    assert {name: tensor.spec.shape for name, tensor in TensorFile(tmp_path / "0").tensors().items()} == {
+        name: spec.shape for name, spec in before.items()
+    }
     snapshot.release()
 
 

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -139,6 +139,12 @@ class TrainerProxy(TenantProxy):
         self._check_weights()
         self._refuse_if_torn("hand out weights")
         return self.each("open_shipment", opening)
+
+    def each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """As TenantProxy's: how weights are shipped. Those of a torn state go nowhere."""
+        if method != "close_shipment":
+            self._refuse_if_torn("hand out weights")
+        return super().each(method, arguments)
 
     def _parcel(self) -> Parcel:
         used: Used = self.start(0, "take_parcel").result(self._deadlines.work)
