@@ -10,14 +10,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tidemill.errors import DataError
-from tidemill.trainers.fsdp.model import load_network
+from tidemill.trainers.fsdp.model import load_predictor
 
 Models = Callable[..., Path]
 CPU = torch.device("cpu")
 
 
 def load(folder: Path) -> torch.nn.Module:
-    return load_network(folder, device=CPU, recompute=False)
+    network: torch.nn.Module = load_predictor(folder, device=CPU, recompute=False).network
+    return network
 
 
 def copy_of(folder: Path, target: Path) -> Path:

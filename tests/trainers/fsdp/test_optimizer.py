@@ -84,3 +84,14 @@ def test_a_reset_optimizer_is_as_a_new_one() -> None:
     optimizer.reset()
     assert optimizer.steps == 0
     assert not any(tensor.any() for tensor in optimizer.state().values())
+
+
+def test_a_rank_without_elements_of_some_parameters_updates_the_others_alike() -> None:
+    whole, part = AdamW(parameters()), AdamW(parameters() | {"norm": torch.zeros(0)})
+    run_ours(whole, range(3))
+    for step in range(3):
+        part.apply([gradients(step)[0], torch.zeros(0)], SETTINGS, lr=1e-2 / (step + 1))
+    nothing = AdamW({"norm": torch.zeros(0, 4)})
+    nothing.apply([torch.zeros(0, 4)], SETTINGS, lr=1.0)
+    assert part.parameters["matrix"].equal(whole.parameters["matrix"])
+    assert (part.steps, nothing.steps) == (3, 1)

@@ -11,10 +11,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from tidemill.algorithms.losses.clip import ClipLoss
+from tidemill.contracts.algorithm import LossInputs, LossOutput
 from tidemill.contracts.batch import Batch
 from tidemill.testing.suites.trainer import ragged_batch
-from tidemill.trainers.fsdp.model import ComputeDtype, PolicyModel, load_network
+from tidemill.trainers.fsdp.model import ComputeDtype, PolicyModel, load_predictor
 from tidemill.trainers.fsdp.passes import Passes
+from tidemill.trainers.fsdp.ranks import Alone
 from tidemill.trainers.fsdp.tally import Tally
 
 Models = Callable[..., Path]
@@ -23,17 +25,21 @@ LOSS = ClipLoss(low=0.2, high=0.2)
 
 
 def build(folder: Path, *, tokens: int, recompute: bool = False, dtype: ComputeDtype = "float32") -> Passes:
-    network = load_network(folder, device=CPU, recompute=recompute)
-    model = PolicyModel(network, device=CPU, compute_dtype=dtype)
+    predictor = load_predictor(folder, device=CPU, recompute=recompute)
+    model = PolicyModel(predictor, device=CPU, autocast=getattr(torch, dtype))
     return Passes(model=model, device=CPU, tokens_per_micro_batch=tokens)
 
 
 def gradient(passes: Passes, batch: Batch) -> Tensor:
     """The mean's gradient over all parameters as one vector, in float64."""
     parts = passes.plan(batch)
-    count = passes.accumulate(parts, [], batch, LOSS, Tally())
-    grads = [parameter.grad for parameter in passes.model._network.parameters()]
+    count = passes.accumulate(parts, [], LOSS, Tally(), temperature=batch.temperature, sampled=True)
+    grads = [parameter.grad for parameter in passes.model.predictor.parameters()]
     return torch.cat([grad.flatten().double() for grad in grads if grad is not None]) / count
+
+
+def log_probs(passes: Passes, batch: Batch) -> np.ndarray:
+    return passes.log_probs(passes.plan_all(batch), batch)
 
 
 def naive_gradient(folder: Path, batch: Batch) -> Tensor:
@@ -123,7 +129,7 @@ def test_recomputing_keeps_fewer_activations(tiny_models: Models) -> None:
 def test_bfloat16_compute_keeps_float32_gradients_near_the_exact_ones(tiny_models: Models) -> None:
     passes = build(tiny_models(), tokens=100, dtype="bfloat16")
     found = gradient(passes, BATCH)
-    assert all(parameter.grad.dtype == torch.float32 for parameter in passes.model._network.parameters())
+    assert all(parameter.grad.dtype == torch.float32 for parameter in passes.model.predictor.parameters())
     assert apart(found, naive_gradient(tiny_models(), BATCH)) < 0.05
 
 
@@ -146,7 +152,7 @@ def test_empty_rows_and_masked_first_tokens_train_nothing(tiny_models: Models) -
     )
     passes = build(tiny_models(), tokens=100)
     assert passes.plan(batch) == []
-    found = passes.log_probs(batch)
+    found = log_probs(passes, batch)
     assert found[:2].tolist() == [0.0, 0.0]
     assert found[2] < 0
 
@@ -155,10 +161,43 @@ def test_empty_rows_and_masked_first_tokens_train_nothing(tiny_models: Models) -
 @pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama"])
 def test_log_probs_are_those_of_each_row_alone(tiny_models: Models, family: str, tokens: int) -> None:
     network = AutoModelForCausalLM.from_pretrained(tiny_models(family), dtype=torch.float64)
-    found = build(tiny_models(family), tokens=tokens).log_probs(BATCH)
+    found = log_probs(build(tiny_models(family), tokens=tokens), BATCH)
     for start, end in zip(BATCH.offsets[:-1], BATCH.offsets[1:], strict=True):
         ids = torch.from_numpy(BATCH.token_ids[start:end])
         with torch.no_grad():
             logits = network(ids[None]).logits[0, :-1]
         expected = logits.log_softmax(-1).gather(1, ids[1:, None])[:, 0]
         assert found[start + 1 : end] == pytest.approx(expected.numpy(), abs=1e-5)
+
+
+def test_passes_without_rows_add_nothing_to_the_gradient(tiny_models: Models) -> None:
+    plain, padded = build(tiny_models(), tokens=100), build(tiny_models(), tokens=100)
+    parts = padded.padded(padded.plan(BATCH), len(plain.plan(BATCH)) + 2)
+    assert [len(part.trained) for part in parts[-2:]] == [0, 0]
+    tallies = Tally(), Tally()
+    counts = [
+        passes.accumulate(given, [], LOSS, tally, temperature=1.0, sampled=True)
+        for passes, given, tally in zip((plain, padded), (parts[:-2], parts), tallies, strict=True)
+    ]
+    assert counts[0] == counts[1]
+    for one, other in zip(plain.model.predictor.parameters(), padded.model.predictor.parameters(), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert one.grad.equal(other.grad)
+    reports = [tally.metrics(Alone().gather) for tally in tallies]
+    assert [report.pop("train/padding_fraction") for report in reports] == pytest.approx([0.198, 0.203], abs=0.001)
+    assert reports[0] == pytest.approx(reports[1], rel=1e-7)
+    assert (
+        padded.log_probs(padded.padded(padded.plan_all(BATCH), 9), BATCH).tolist() == log_probs(plain, BATCH).tolist()
+    )
+
+
+def test_a_loss_that_is_a_constant_where_nothing_is_trained_on_still_goes_back_through_the_model(
+    tiny_models: Models,
+) -> None:
+    def loss(inputs: LossInputs) -> LossOutput:
+        return LossOutput(numerator=torch.zeros(()), count=0.0, sums={}) if not inputs.mask.any() else LOSS(inputs)
+
+    passes = build(tiny_models(), tokens=100)
+    assert passes.accumulate(passes.padded([], 1), [], loss, Tally(), temperature=1.0, sampled=False) == 0.0
+    assert all(not parameter.grad.any() for parameter in passes.model.predictor.parameters())

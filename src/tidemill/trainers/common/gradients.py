@@ -4,11 +4,12 @@ import math
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Float64
 from torch import Tensor
 
 from tidemill.errors import TrainerError
 
-__all__ = ["drop", "finish", "global_norm", "taken"]
+__all__ = ["drop", "finish", "norm_of", "taken"]
 
 
 def taken(parameters: Sequence[Tensor]) -> list[Tensor]:
@@ -28,18 +29,20 @@ def drop(parameters: Sequence[Tensor]) -> None:
         parameter.grad = None
 
 
-def global_norm(gradients: Sequence[Tensor]) -> float:
+def norm_of(gradients: Sequence[Tensor]) -> Float64[Tensor, ""]:
     """L2 norm over all gradients as one vector, in float64; not finite if and only if an element is not."""
     norms = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
-    return float(torch.linalg.vector_norm(torch.stack(norms)).item())
-
-
-def finish(gradients: Sequence[Tensor], *, count: float, max_norm: float) -> float:
-    """The norm of summed gradients divided by `count`. Divides them and clips them to `max_norm`, in place.
-
-    A norm that is not finite leaves the gradients as they are: the caller must not apply them.
-    """
-    norm = global_norm(gradients) / count
-    if math.isfinite(norm):
-        torch._foreach_mul_(list(gradients), min(1.0, max_norm / max(norm, 1e-12)) / count)
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return norm
+
+
+def finish(gradients: Sequence[Tensor], *, norm: float, count: float, max_norm: float) -> float:
+    """`norm` divided by `count`, as the gradients then are, in place; and clipped, so that it is at most `max_norm`.
+
+    `norm` is that of the summed gradients of all ranks, of which these may be a part. One that is not finite leaves
+    them as they are: the caller must not apply them.
+    """
+    mean = norm / count
+    if math.isfinite(mean):
+        torch._foreach_mul_(list(gradients), min(1.0, max_norm / max(mean, 1e-12)) / count)
+    return mean

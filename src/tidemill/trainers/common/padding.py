@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tidemill.contracts.batch import Batch
 
-__all__ = ["PaddedRows", "pad_rows"]
+__all__ = ["PaddedRows", "no_rows", "pad_rows"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,4 +57,20 @@ def pad_rows(batch: Batch, rows: Int64[np.ndarray, " B"], device: torch.device) 
         trained=move(np.flatnonzero(mask)),
         real=move(np.flatnonzero(real)),
         positions=targets[real],
+    )
+
+
+def no_rows(device: torch.device) -> PaddedRows:
+    """One token of padding and nothing else: what a rank computes with when others still have rows and it has not."""
+    inputs = torch.zeros((1, 1), dtype=torch.int64, device=device)
+    nothing = torch.zeros(0, dtype=torch.int64, device=device)
+    return PaddedRows(
+        input_ids=inputs,
+        target_ids=inputs,
+        mask=torch.zeros((1, 1), dtype=torch.bool, device=device),
+        rollout_logprobs=torch.zeros((1, 1), device=device),
+        advantages=torch.zeros((1, 1), device=device),
+        trained=nothing,
+        real=nothing,
+        positions=np.zeros(0, np.int64),
     )

@@ -1,79 +1,107 @@
 """A causal language model of transformers, as the trainer computes with it.
 
-Parameters are float32 masters; the forward pass runs in the compute dtype by autocast. `B` rows of `T` tokens, `M` of
-them predicted from, `V` words.
+Parameters are float32 masters; the forward pass runs in the compute dtype. `B` rows of `T` tokens, `M` of them
+predicted from, `V` words.
 """
 
-import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int64
-from safetensors import SafetensorError
-from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.utils import logging as transformers_logging
+from torch import Tensor, nn
 
 from tidemill.errors import DataError
+from tidemill.models.skeleton import computed_buffers, model_skeleton
+from tidemill.models.stored import Wanted, WeightReader, fill, open_weights
 from tidemill.trainers.common.logprobs import token_logprobs
 from tidemill.trainers.common.padding import PaddedRows
+from tidemill.trainers.fsdp.pieces import local, whole_and_offset
 
-__all__ = ["ComputeDtype", "PolicyModel", "load_network"]
+__all__ = ["ComputeDtype", "PolicyModel", "Predictor", "load_predictor"]
 
 ComputeDtype = Literal["float32", "bfloat16"]
 _MODEL_TYPES = ("llama", "qwen2", "qwen3")
 
 
-class PolicyModel:
-    """Log-probs of a network's tokens. Only tokens asked for meet the word matrix: prompts cost no logits."""
+class Predictor(nn.Module):
+    """Logits at chosen places only. One module for the whole pass: hooks on it see all that is computed."""
 
-    def __init__(self, network: Any, *, device: torch.device, compute_dtype: ComputeDtype) -> None:
-        self._network = network
-        self.words: int = self._network.config.vocab_size
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, input_ids: Int64[Tensor, "B T"], places: Int64[Tensor, " M"]) -> Float[Tensor, "M V"]:
+        """`places` are of the flattened rectangle. Only these meet the word matrix: prompts cost no logits."""
+        hidden = self.network.get_decoder()(input_ids=input_ids, use_cache=False).last_hidden_state
+        logits: Tensor = self.network.get_output_embeddings()(hidden.flatten(0, 1).index_select(0, places))
+        return logits
+
+
+class PolicyModel:
+    """Log-probs of tokens by a predictor, under autocast to `autocast` unless that is float32."""
+
+    def __init__(self, predictor: Predictor, *, device: torch.device, autocast: torch.dtype) -> None:
+        self.predictor = predictor
+        self.words: int = predictor.network.config.vocab_size
         self._device = device
-        self._dtype = getattr(torch, compute_dtype)
+        self._autocast = autocast
 
     def logprobs(self, rows: PaddedRows, places: Int64[Tensor, " M"], *, temperature: float) -> Float[Tensor, " M"]:
         """Log-prob of the targets at `places` of the flattened rectangle, in nats, float32, with gradient."""
-        with torch.autocast(self._device.type, dtype=self._dtype, enabled=self._dtype != torch.float32):
-            hidden = self._network.get_decoder()(input_ids=rows.input_ids, use_cache=False).last_hidden_state
-            logits = self._network.get_output_embeddings()(hidden.flatten(0, 1).index_select(0, places))
+        with torch.autocast(self._device.type, dtype=self._autocast, enabled=self._autocast != torch.float32):
+            logits = self.predictor(rows.input_ids, places)
         return token_logprobs(logits, rows.target_ids.flatten().index_select(0, places), temperature=temperature)
 
 
-def load_network(folder: Path, *, device: torch.device, recompute: bool) -> torch.nn.Module:
+def load_predictor(
+    folder: Path,
+    *,
+    device: torch.device,
+    recompute: bool,
+    shard: Callable[[Predictor], None] = lambda _: None,
+    read: Callable[[WeightReader], WeightReader] = lambda reader: reader,
+) -> Predictor:
     """The model in `folder`, float32, in train mode without dropout; nothing is downloaded and no code of it is run.
 
-    `recompute` keeps only the inputs of each layer for the backward pass. Raises DataError when the folder holds no
-    model of a known type, or not all of its weights.
+    `shard` may cut the parameters while they have no memory yet; then only this rank's rows are read, through what
+    `read` makes of the open files. `recompute` keeps only the inputs of each layer for the backward pass. Raises
+    DataError when the folder holds no model of a known type, or not exactly its weights. Communicates nothing.
     """
-    try:
-        with _quiet():
-            config = AutoConfig.from_pretrained(folder, local_files_only=True)
-            _check_type(folder, config.model_type)
-            config.attention_dropout = 0.0
-            network, info = AutoModelForCausalLM.from_pretrained(
-                folder,
-                config=config,
-                dtype=torch.float32,
-                attn_implementation="sdpa",
-                local_files_only=True,
-                output_loading_info=True,
-            )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(
-            f"cannot load a model from {folder}: {error}; `model` must name a folder with config.json and safetensors"
-        ) from error
-    _check_weights(folder, info)
+    network = model_skeleton(folder, torch.float32)
+    _check_type(folder, network.config.model_type)
     if recompute:
         _recompute_layers(network)
-    module: torch.nn.Module = network.to(device).train()
-    return module
+    predictor = Predictor(network)
+    shard(predictor)
+    with open_weights(folder) as reader:
+        _materialise(predictor, device)
+        fill(folder, read(reader), _wanted(network))
+    return predictor.train()
+
+
+def _materialise(predictor: Predictor, device: torch.device) -> None:
+    """Memory for every parameter, with anything in it, and the buffers as they should be."""
+    network = predictor.network
+    buffers = computed_buffers(network)
+    predictor.to_empty(device=device)
+    # Each place got a tensor of its own, tied ones too.
+    network.tie_weights()
+    for name, buffer in network.named_buffers():
+        buffer.copy_(buffers[name])
+
+
+def _wanted(network: nn.Module) -> list[Wanted]:
+    names: dict[Tensor, list[str]] = {}
+    for name, parameter in network.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    found = []
+    for tensor, known in names.items():
+        whole, offset = whole_and_offset(tensor)
+        found.append(Wanted(names=tuple(known), whole=whole, start=offset[0], tensor=local(tensor)))
+    return found
 
 
 def _check_type(folder: Path, model_type: str) -> None:
@@ -84,31 +112,8 @@ def _check_type(folder: Path, model_type: str) -> None:
         )
 
 
-def _check_weights(folder: Path, info: dict[str, Any]) -> None:
-    # transformers fills a missing weight with random numbers and a warning.
-    wrong = {name: sorted(map(str, info[f"{name}_keys"])) for name in ("missing", "unexpected", "mismatched")}
-    found = [f"{len(keys)} {name} ({keys[0]} ...)" for name, keys in wrong.items() if keys]
-    if found:
-        raise DataError(
-            f"cannot train the model in {folder}: its weights do not fit its config.json: {', '.join(found)}; "
-            "download or convert it again"
-        )
-
-
 def _recompute_layers(network: Any) -> None:
     with warnings.catch_warnings():
         # From 5.24 on the method has another name; 5.17 knows this one only.
         warnings.simplefilter("ignore", FutureWarning)
         network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """No progress bars of transformers: the run has its own."""
-    shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            transformers_logging.enable_progress_bar()

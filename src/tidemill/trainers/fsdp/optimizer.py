@@ -13,17 +13,21 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from tidemill.trainers.common.schedule import PhaseSettings
+from tidemill.trainers.fsdp.pieces import local
 
 __all__ = ["AdamW"]
 
 
 class AdamW:
-    """Moments of named parameters. `steps` counts the updates applied, of which bias correction depends."""
+    """Moments of named parameters. `steps` counts the updates applied, of which bias correction depends.
+
+    Of a parameter that is cut over ranks, moments and updates are of this rank's elements, as plain tensors.
+    """
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self.parameters = dict(parameters)
-        self.exp_avg = {name: torch.zeros_like(tensor.data) for name, tensor in parameters.items()}
-        self.exp_avg_sq = {name: torch.zeros_like(tensor.data) for name, tensor in parameters.items()}
+        self.exp_avg = {name: torch.zeros_like(local(tensor).detach()) for name, tensor in parameters.items()}
+        self.exp_avg_sq = {name: torch.zeros_like(local(tensor).detach()) for name, tensor in parameters.items()}
         self.steps = 0
 
     def state(self) -> dict[str, Tensor]:
@@ -39,15 +43,22 @@ class AdamW:
 
     @torch.no_grad()
     def apply(self, gradients: Sequence[Tensor], settings: PhaseSettings, *, lr: float) -> None:
-        """One update; `gradients` are in the order of the parameters."""
+        """One update; `gradients` are plain tensors, in the order of the parameters."""
+        # A rank may have no elements of some parameters.
+        held = {name: each for name, each in zip(self.parameters, gradients, strict=True) if each.numel()}
+        if held:
+            self._apply(held, settings, lr)
+        self.steps += 1
+
+    def _apply(self, gradients: Mapping[str, Tensor], settings: PhaseSettings, lr: float) -> None:
         # The kernel wants a counter a parameter, on the device. They are made here and not kept: what sleeps must not
         # leave anything behind.
-        counters = torch.full((len(self.parameters),), float(self.steps), device=gradients[0].device)
+        counters = torch.full((len(gradients),), float(self.steps), device=next(iter(gradients.values())).device)
         adamw(
-            list(self.parameters.values()),
-            list(gradients),
-            list(self.exp_avg.values()),
-            list(self.exp_avg_sq.values()),
+            [local(self.parameters[name]) for name in gradients],
+            list(gradients.values()),
+            [self.exp_avg[name] for name in gradients],
+            [self.exp_avg_sq[name] for name in gradients],
             [],
             list(counters.unbind()),
             fused=True,
@@ -59,4 +70,3 @@ class AdamW:
             weight_decay=settings.weight_decay,
             eps=settings.eps,
         )
-        self.steps += 1

@@ -12,7 +12,7 @@ from tidemill.algorithms.deal import rows_to_train
 from tidemill.contracts.algorithm import Loss, LossInputs
 from tidemill.contracts.batch import Batch
 from tidemill.trainers.common.microbatches import micro_batches
-from tidemill.trainers.common.padding import PaddedRows, pad_rows
+from tidemill.trainers.common.padding import PaddedRows, no_rows, pad_rows
 from tidemill.trainers.fsdp.model import PolicyModel
 from tidemill.trainers.fsdp.tally import Tally
 
@@ -31,6 +31,10 @@ class Passes:
         """Micro-batches of a minibatch, of the rows that have a token to train on."""
         return self._cut(batch, np.flatnonzero(rows_to_train(batch)))
 
+    def padded(self, parts: Sequence[PaddedRows], count: int) -> list[PaddedRows]:
+        """`count` parts, of which the last may have no rows: ranks must make as many passes as any of them."""
+        return [*parts, *(no_rows(self.device) for _ in range(count - len(parts)))]
+
     def _cut(self, batch: Batch, rows: Int64[np.ndarray, " rows"]) -> list[PaddedRows]:
         # The last token of a row is predicted but predicts nothing: it is not fed in.
         lengths = np.diff(batch.offsets) - 1
@@ -43,31 +47,45 @@ class Passes:
         return self.model.logprobs(rows, rows.trained, temperature=temperature)
 
     def accumulate(
-        self, parts: Sequence[PaddedRows], old: Sequence[Float[Tensor, " M"]], batch: Batch, loss: Loss, tally: Tally
+        self,
+        parts: Sequence[PaddedRows],
+        old: Sequence[Float[Tensor, " M"]],
+        loss: Loss,
+        tally: Tally,
+        *,
+        temperature: float,
+        sampled: bool,
     ) -> float:
         """Add the gradient of the summed numerators to the parameters; returns the summed count.
 
-        `old` is empty when the present weights are the old ones: then each forward pass yields both.
+        `old` is empty when the present weights are the old ones: then each forward pass yields both. `sampled` says
+        whether an engine did, so that the two can be compared.
         """
-        sampled = bool(batch.logprobs.any())
         count = 0.0
         for index, rows in enumerate(parts):
-            logprobs = self.model.logprobs(rows, rows.trained, temperature=batch.temperature)
+            logprobs = self.model.logprobs(rows, rows.trained, temperature=temperature)
             before = old[index] if old else logprobs.detach()
             output = loss(_loss_inputs(rows, logprobs, before))
             count += output.count
             tally.add_loss(output, logprobs)
+            tally.add_fed(places=rows.mask.numel(), tokens=len(rows.real))
             if sampled:
                 tally.add_mismatch(before, rows.rollout_logprobs.flatten().index_select(0, rows.trained))
-            output.numerator.backward()  # type: ignore[no-untyped-call]
+            # Where there are no rows the loss may be a constant; the pass back through the model must be made all the
+            # same, since other ranks take part in it.
+            total = output.numerator if len(rows.trained) else logprobs.sum()
+            total.backward()  # type: ignore[no-untyped-call]
         return count
 
+    def plan_all(self, batch: Batch) -> list[PaddedRows]:
+        """Micro-batches of all rows in which a token is predicted."""
+        return self._cut(batch, np.flatnonzero(np.diff(batch.offsets) > 1))
+
     @torch.no_grad()
-    def log_probs(self, batch: Batch) -> Float32[np.ndarray, " N"]:
-        """Of every token but the first of each row, in nats; 0 for these."""
+    def log_probs(self, parts: Sequence[PaddedRows], batch: Batch) -> Float32[np.ndarray, " N"]:
+        """Of every token of `batch` but the first of each row, in nats; 0 for these. `parts` are all of it."""
         result = np.zeros(batch.tokens, np.float32)
-        rows = np.flatnonzero(np.diff(batch.offsets) > 1)
-        for part in self._cut(batch, rows):
+        for part in parts:
             logprobs = self.model.logprobs(part, part.real, temperature=batch.temperature)
             result[part.positions] = logprobs.cpu().numpy()
         return result

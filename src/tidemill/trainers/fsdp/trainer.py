@@ -1,10 +1,7 @@
-"""The trainer of one process: float32 masters, AdamW, and memory that can be given back between two steps.
+"""One rank of the trainer: float32 masters, AdamW, and memory that can be given back between two steps.
 
-It needs no process group and shards nothing: a world of one rank. Sharding comes with several ranks.
-
-Rule for old log-probs: with one minibatch a step, the pass that trains is also the one that measures, so the ratio is
-1. With more, they are computed for all rows before the first update. The engine's log-probs never enter a ratio; how
-far they are off is reported under `mismatch/`.
+Alone it needs no process group and cuts nothing. Several ranks hold a part of every parameter each, and of its moments;
+with `replicas`, so many copies of the whole, each cut over equally many ranks.
 """
 
 import contextlib
@@ -28,15 +25,15 @@ from tidemill.contracts.residency import Gate
 from tidemill.contracts.workers import Place
 from tidemill.errors import CheckpointError, ResidencyError, TrainerError
 from tidemill.residency.gate import TenantGate
-from tidemill.residency.savers.host_arena import HostArenaSaver
-from tidemill.trainers.common import gradients
-from tidemill.trainers.common.padding import PaddedRows
 from tidemill.trainers.common.schedule import PhaseSettings, learning_rate
-from tidemill.trainers.fsdp.model import ComputeDtype, PolicyModel, load_network
+from tidemill.trainers.fsdp.memory import RankMemory
+from tidemill.trainers.fsdp.model import ComputeDtype, PolicyModel
 from tidemill.trainers.fsdp.optimizer import AdamW
 from tidemill.trainers.fsdp.passes import Passes
 from tidemill.trainers.fsdp.progress import Progress
-from tidemill.trainers.fsdp.tally import Tally
+from tidemill.trainers.fsdp.sharding import load_over_ranks
+from tidemill.trainers.fsdp.updates import Updates
+from tidemill.trainers.fsdp.whole_weights import whole_weights
 
 __all__ = ["FsdpTrainer"]
 
@@ -66,12 +63,14 @@ class FsdpTrainer:
     ) -> None:
         self._place = place
         self._device = torch.device(place.device)
-        network = load_network(model, device=self._device, recompute=recompute)
-        self._parameters = dict(network.named_parameters())
-        self._grad_bytes = sum(tensor.numel() * tensor.element_size() for tensor in self._parameters.values())
+        dtype: torch.dtype = getattr(torch, compute_dtype)
+        self._ranks, self._predictor = load_over_ranks(
+            model, place=place, replicas=replicas, deadline=deadline, compute_dtype=dtype, recompute=recompute
+        )
+        self._network = self._predictor.network
+        self._parameters: dict[str, Tensor] = dict(self._network.named_parameters())
         self._optimizer = AdamW(self._parameters)
         self._minibatches = minibatches
-        self._max_grad_norm = max_grad_norm or math.inf
         self._phases = dict(phases)
         self._emit = emit
         self._gate = TenantGate(self.name)
@@ -79,22 +78,26 @@ class FsdpTrainer:
         self._version = 0
         self._stepping = False
         self._torn = False
-        self._grads_awake = True
-        self._saver = HostArenaSaver(device=self._device, page_bytes=page_bytes, pin=self._device.type == "cuda")
-        self._network = network
-        for name, (tensor, part) in self._state().items():
-            self._saver.add(name, tensor, part)
-        self._saver.freeze()
-        policy = PolicyModel(network, device=self._device, compute_dtype=compute_dtype)
+        self._memory = RankMemory(
+            predictor=self._predictor,
+            optimizer=self._optimizer,
+            ranks=self._ranks,
+            device=self._device,
+            page_bytes=page_bytes,
+        )
+        # Cut layers cast by themselves.
+        autocast = dtype if place.ranks == 1 else torch.float32
+        policy = PolicyModel(self._predictor, device=self._device, autocast=autocast)
         self._words = policy.words
         self._passes = Passes(model=policy, device=self._device, tokens_per_micro_batch=tokens_per_micro_batch)
-
-    def _state(self) -> dict[str, tuple[Tensor, Part]]:
-        """All that must survive sleep, as it is now, by its name in a checkpoint."""
-        found: dict[str, tuple[Tensor, Part]] = {}
-        found |= {f"model/{name}": (tensor, Part.WEIGHTS) for name, tensor in self._network.named_parameters()}
-        found |= {f"buffer/{name}": (tensor, Part.WEIGHTS) for name, tensor in self._network.named_buffers()}
-        return found | {name: (tensor, Part.OPTIMIZER) for name, tensor in self._optimizer.state().items()}
+        self._updates = Updates(
+            passes=self._passes,
+            parameters=self._parameters,
+            optimizer=self._optimizer,
+            ranks=self._ranks,
+            max_grad_norm=max_grad_norm or math.inf,
+            changing=self._changing,
+        )
 
     @property
     def name(self) -> str:
@@ -107,31 +110,29 @@ class FsdpTrainer:
         return self._gate
 
     def resident(self) -> Part:
-        """Gradients count as resident whenever there is leave to have them, also between two steps."""
-        return self._saver.resident_part() | (Part.GRADS if self._grads_awake else Part.NONE)
+        """See RankMemory."""
+        return self._memory.resident()
 
     def footprint(self, part: Part) -> int:
-        """Gradients are as large as the parameters. Activations are not counted."""
-        return self._saver.device_bytes(part) + (self._grad_bytes if Part.GRADS in part else 0)
+        """See RankMemory; of this rank's pieces."""
+        return self._memory.footprint(part)
 
     def host_bytes(self) -> int:
-        """Bytes of the host pages."""
-        return self._saver.host_bytes()
+        """Bytes of this rank's host pages."""
+        return self._memory.host_bytes()
 
     def wake_up(self, part: Part) -> None:
-        """Raises ResidencyError, and is as before, when memory runs out."""
-        self._saver.restore(part)
-        self._grads_awake = self._grads_awake or Part.GRADS in part
+        """Raises ResidencyError, and is as before, when memory runs out. Communicates nothing."""
+        self._memory.wake_up(part)
 
     def sleep(self) -> None:
-        """Drop gradients, copy the rest to the host unless it is there already, and give the device memory back."""
+        """Drop gradients, copy the rest to the host unless it is there already, and give the device memory back.
+
+        Communicates nothing.
+        """
         if self._stepping:
             raise ResidencyError("cannot put trainer to sleep: a step is under way; leave its lease first")
-        self._saver.ledger.check_covers(self._state())
-        gradients.drop(list(self._parameters.values()))
-        self._saver.capture(self._version)
-        self._saver.release(self._version)
-        self._grads_awake = False
+        self._memory.sleep(self._version)
 
     def begin(self, phase: str) -> None:
         """Fresh moments and counts, unless `phase` is under way. Raises TrainerError for a phase without settings."""
@@ -176,41 +177,16 @@ class FsdpTrainer:
             )
         for batch in minibatches:
             self._check_ids(batch)
+        settings = self._phases[self._progress.phase]
+        lr = learning_rate(settings, self._progress.updates)
         with phase(self._emit, "train", self.name), self._updating():
-            return self._update(minibatches, loss)
+            report = self._updates.run(minibatches, loss, settings, lr=lr)
+            self._progress = self._progress.advance(optimizer_steps=self._optimizer.steps)
+            return report
 
-    def _update(self, minibatches: Sequence[Batch], loss: Loss) -> StepReport:
-        lr = learning_rate(self._phases[self._progress.phase], self._progress.updates)
-        plan = [self._passes.plan(batch) for batch in minibatches]
-        old = self._old_logprobs(plan, minibatches)
-        tally = Tally()
-        norms: list[float] = []
-        for parts, before, batch in zip(plan, old, minibatches, strict=True):
-            count = self._passes.accumulate(parts, before, batch, loss, tally)
-            if count > 0:
-                norms.append(self._apply(count, lr))
-        self._progress = self._progress.advance(optimizer_steps=self._optimizer.steps)
-        return _report(plan, norms, tally, lr)
-
-    def _old_logprobs(self, plan: list[list[PaddedRows]], minibatches: Sequence[Batch]) -> list[list[Tensor]]:
-        if len(plan) == 1:
-            return [[]]
-        return [
-            [self._passes.old_logprobs(rows, temperature=batch.temperature) for rows in parts]
-            for parts, batch in zip(plan, minibatches, strict=True)
-        ]
-
-    def _apply(self, count: float, lr: float) -> float:
-        """Make one optimizer step of the gradients at hand, if they are finite; returns their norm."""
-        parameters = list(self._parameters.values())
-        taken = gradients.taken(parameters)
-        norm = gradients.finish(taken, count=count, max_norm=self._max_grad_norm)
-        if math.isfinite(norm):
-            self._version += 1
-            faults.point("trainer.update")
-            self._optimizer.apply(taken, self._phases[self._progress.phase], lr=lr)
-        gradients.drop(parameters)
-        return norm
+    def _changing(self) -> None:
+        self._version += 1
+        faults.point("trainer.update")
 
     @contextlib.contextmanager
     def _updating(self) -> Iterator[None]:
@@ -223,7 +199,7 @@ class FsdpTrainer:
             raise
         finally:
             self._stepping = False
-            gradients.drop(list(self._parameters.values()))
+            self._memory.drop()
 
     def _refuse_if_torn(self, doing: str) -> None:
         if self._torn:
@@ -240,39 +216,50 @@ class FsdpTrainer:
             )
 
     def log_probs(self, batch: Batch) -> Float32[np.ndarray, " N"]:
-        """Under the present weights, at the batch's temperature."""
+        """Under the present weights, at the batch's temperature; of this rank's rows. A collective."""
         self._gate.check(Part.WEIGHTS, "log_probs")
         self._check_ids(batch)
-        return self._passes.log_probs(batch)
+        try:
+            return self._passes.log_probs(self._updates.log_probs_plan(batch), batch)
+        finally:
+            self._memory.drop()
 
     def weight_specs(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
         """Of the float32 masters."""
         return {name: ("F32", tuple(parameter.shape)) for name, parameter in self._parameters.items()}
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The float32 masters themselves, not copies; each is handed out under the lease, or not at all."""
+        """The float32 masters, each under the lease or not at all: themselves on one rank, else gathered on every one.
+
+        A collective then: all ranks ask for the next one at the same pace.
+        """
         self._gate.check(Part.WEIGHTS, "named_weights")
         return self._live_weights()
 
     def _live_weights(self) -> Iterator[tuple[str, Tensor]]:
-        for name, parameter in self._parameters.items():
+        weights = whole_weights(self._parameters)
+        for _ in self._parameters:
             self._gate.check(Part.WEIGHTS, "named_weights")
-            yield name, parameter.detach()
+            yield next(weights)
 
     def snapshot(self) -> Snapshot:
-        """The host copy, made now if the weights changed since the last one. Asleep it needs no lease."""
+        """The host copy, made now if the weights changed since the last one. Asleep it needs no lease.
+
+        Of this rank's pieces; what several ranks hold the same is the first one's. Communicates nothing.
+        """
         self._refuse_if_torn("save the trainer")
         if self._stepping:
             raise CheckpointError("cannot save the trainer: a step is under way; save between two steps")
-        if self._saver.sealed_key != self._version:
+        if not self._memory.holds(self._version):
             self._gate.check(Part.ALL, "snapshot")
-            self._saver.capture(self._version)
-        kept = self._saver.snapshot()
-        extra = self._progress.to_json() | {"total_steps": self._total_steps()}
-        return Snapshot(tensors=kept.tensors, extra=extra, release=kept.release)
+            self._memory.capture(self._version)
+        return self._memory.snapshot(self._progress.to_json() | {"total_steps": self._total_steps()})
 
     def load(self, saved: Saved) -> None:
-        """Parameters, moments and counts. Raises CheckpointError, and changes nothing, unless all of them are there."""
+        """Parameters, moments and counts. Raises CheckpointError, and changes nothing, unless all of them are there.
+
+        Each rank reads its own pieces of what any number of ranks saved. Communicates nothing.
+        """
         self._gate.check(Part.ALL, "load")
         progress = Progress.from_json(saved.extra)
         if progress.phase and progress.phase not in self._phases:
@@ -280,28 +267,24 @@ class FsdpTrainer:
                 f"cannot load the trainer: it was saved in phase {progress.phase!r}, and there are settings for "
                 f"{', '.join(sorted(self._phases))} only; keep that phase in the settings"
             )
-        missing = sorted(set(self._optimizer.state()) - set(saved.tensors))
-        if missing:
-            raise CheckpointError(
-                f"cannot load the trainer: {len(missing)} tensors of the optimizer are not in the checkpoint "
-                f"({missing[0]}, ...), and without them training would start afresh in silence; use a whole "
-                "checkpoint, or start a new run from its exported model"
-            )
-        self._saver.load(saved.tensors)
+        self._memory.load(saved.tensors)
         self._progress, self._optimizer.steps = progress, progress.optimizer_steps
         self._version += 1
         self._torn = False
         self._tell_changed_total(saved.extra.get("total_steps"))
 
     def park(self) -> None:
-        """Nothing: one process has no groups."""
+        """See RankTrainer; alone there is nothing to park."""
+        self._ranks.park()
 
     def revive(self) -> None:
-        """Nothing."""
+        """See RankTrainer."""
+        self._ranks.revive()
 
     def close(self) -> None:
-        """Unpin the host pages."""
-        self._saver.close()
+        """Unpin the host pages and end the process groups."""
+        self._memory.close()
+        self._ranks.close()
 
     def _total_steps(self) -> int:
         return self._phases[self._progress.phase].total_steps if self._progress.phase else 0
@@ -315,21 +298,3 @@ class FsdpTrainer:
                     f"{self._progress.updates} on"
                 )
             )
-
-
-def _report(plan: list[list[PaddedRows]], norms: list[float], tally: Tally, lr: float) -> StepReport:
-    finite = [norm for norm in norms if math.isfinite(norm)]
-    fed = sum(rows.mask.numel() for parts in plan for rows in parts)
-    real = sum(len(rows.real) for parts in plan for rows in parts)
-    metrics = {
-        **{name: value for name, value in tally.metrics().items() if math.isfinite(value)},
-        "policy/lr": lr,
-        "policy/updates_skipped": float(len(norms) - len(finite)),
-        "policy/updates_empty": float(len(plan) - len(norms)),
-        "train/tokens": float(real),
-        "train/padding_fraction": 1.0 - real / fed if fed else 0.0,
-    }
-    if finite:
-        return StepReport(metrics=metrics | {"policy/grad_norm": sum(finite) / len(finite)})
-    reason = "the gradient was not finite" if norms else "no token was left to train on"
-    return StepReport(metrics=metrics, skipped=reason)
