@@ -2,15 +2,18 @@
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from tests.checkpoint.pieces import shards_of
 
 from tidemill.checkpoint.manager import CheckpointManager
+from tidemill.checkpoint.shard import LocalShard
 from tidemill.contracts.checkpoint import Saved, Snapshot, TensorBytes
 from tidemill.contracts.events import CheckpointEvent, Event, Notice
 from tidemill.contracts.footprint import Part
@@ -31,14 +34,38 @@ class OpenGate:
         """Allowed."""
 
 
+class FakeWorker:
+    """A rank: `fault(path, tell)` is called before it writes, and may fail, die or hang instead of it."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.fault: Callable[[Path, Callable[[int], None]], None] = lambda path, tell: None
+
+
+class FakeRemote:
+    """A Shard that its worker writes."""
+
+    def __init__(self, worker: FakeWorker, shard: LocalShard) -> None:
+        self.worker = worker
+        self.shard = shard
+        self.specs = shard.specs
+
+    def write(self, path: Path, advance: Callable[[int], None]) -> Mapping[str, str]:
+        """See Shard."""
+        self.worker.fault(path, advance)
+        return self.shard.write(path, advance)
+
+
 class FakeTrainer:
     """Two tensors that follow from the number of updates alone. Snapshots are copies and are counted."""
 
     name = "trainer"
     gate = OpenGate()
 
-    def __init__(self, size: int = 1000) -> None:
+    def __init__(self, size: int = 1000, ranks: int = 0) -> None:
+        """`ranks` 0 is one process: no shards."""
         self.size = size
+        self.workers = [FakeWorker(rank) for rank in range(ranks)]
         self.updates = 0
         self.data = self.wanted(0)
         self.parts = Part.ALL
@@ -85,11 +112,16 @@ class FakeTrainer:
                 released.set()
                 self.held -= 1
 
+        extra = {"updates": self.updates}
+        if self.workers:
+            arrays: dict[str, Any] = {name: np.frombuffer(data, dtype=np.float32) for name, data in self.data.items()}
+            cut = zip(self.workers, shards_of(arrays, len(self.workers)), strict=True)
+            return Snapshot(shards=[FakeRemote(*pair) for pair in cut], extra=extra, release=release)
         tensors = {
             name: TensorBytes(dtype="F32", shape=(len(data) // 4,), data=memoryview(bytearray(data)))
             for name, data in self.data.items()
         }
-        return Snapshot(tensors=tensors, extra={"updates": self.updates}, release=release)
+        return Snapshot(tensors=tensors, extra=extra, release=release)
 
     def load(self, saved: Saved) -> None:
         """Strict."""
@@ -143,7 +175,7 @@ class Rig:
 
     folder: Path
     options: dict[str, Any]
-    trainer: FakeTrainer = field(default_factory=FakeTrainer)
+    trainer: FakeTrainer
     notes: FakeNotes = field(default_factory=FakeNotes)
     residency: FakeResidency = field(default_factory=FakeResidency)
     events: list[Event] = field(default_factory=list)
@@ -217,10 +249,16 @@ MakeRig = Callable[..., Rig]
 
 
 @pytest.fixture
-def make_rig(tmp_path: Path) -> MakeRig:
-    """Start a run: settings by name; `folder` is the run's own unless given."""
+def ranks() -> int:
+    """How many ranks the trainer has; 0 is one process without shards. A module may override it."""
+    return 0
 
-    def make(folder: Path | None = None, **options: Any) -> Rig:
-        return Rig(folder or tmp_path / "checkpoints", options)
+
+@pytest.fixture
+def make_rig(tmp_path: Path, ranks: int) -> MakeRig:
+    """Start a run: settings by name; `folder` is the run's own unless given, `of` the number of ranks."""
+
+    def make(folder: Path | None = None, of: int = ranks, **options: Any) -> Rig:
+        return Rig(folder or tmp_path / "checkpoints", options, FakeTrainer(ranks=of))
 
     return make

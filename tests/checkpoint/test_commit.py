@@ -1,14 +1,19 @@
 import os
 import shutil
 import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from tests.checkpoint.pieces import shards_of
 
 from tidemill.checkpoint.catalog import newest
 from tidemill.checkpoint.commit import Committer
+from tidemill.checkpoint.shard import LocalShard
 from tidemill.checkpoint.staged import stage
+from tidemill.checkpoint.stored import read_checkpoint
 from tidemill.contracts.checkpoint import Snapshot, TensorBytes
 from tidemill.contracts.state import Cursor, RunState
 from tidemill.errors import CheckpointError
@@ -160,3 +165,88 @@ def test_no_handle_is_left_open_by_a_failed_save(tmp_path: Path) -> None:
         with armed(f"{name}=disk-full"), pytest.raises(CheckpointError):
             committer(tmp_path / "c").commit(stage(STATE, snapshots()), nothing)
     assert len(names_in(Path("/proc/self/fd"))) == before
+
+
+def in_ranks(count: int = 3) -> dict[str, Snapshot]:
+    array = np.arange(3000, dtype=np.float32).reshape(1000, 3)
+    return {"trainer": Snapshot(shards=shards_of({"model/w": array}, count)), "data": Snapshot(extra={"x": 1})}
+
+
+def test_shards_are_read_back_as_whole_tensors(tmp_path: Path) -> None:
+    path = committer(tmp_path / "c").commit(stage(STATE, in_ranks()), nothing)
+    wanted = ["manifest.json", "state.json", *(f"trainer-{rank:05d}-of-00003.safetensors" for rank in range(3))]
+    assert names_in(path) == wanted
+    tensor = read_checkpoint(path, step=4).parts["trainer"].tensors["model/w"]
+    assert tensor.shape == (1000, 3) and bytes(tensor.data) == np.arange(3000, dtype=np.float32).tobytes()
+
+
+def test_whatever_fails_in_one_of_several_shards_leaves_nothing(tmp_path: Path) -> None:
+    with passed() as names:
+        committer(tmp_path / "probe").commit(stage(STATE, in_ranks()), nothing)
+    counts = {name: names.count(name) for name in names}
+    assert counts["checkpoint.open"] == counts["checkpoint.fsync-file"] == 3
+    before = threading.active_count()
+    for action, error in (("disk-full", CheckpointError), ("raise", Exception)):
+        for name, count in counts.items():
+            for nth in range(1, count + 1):
+                with armed(f"{name}={action}@{nth}"), pytest.raises(error):
+                    committer(tmp_path / "c").commit(stage(STATE, in_ranks()), nothing)
+                assert names_in(tmp_path / "c") == [], f"{name}@{nth} {action}"
+    assert threading.active_count() == before
+
+
+def test_what_advance_raises_ends_every_shard(tmp_path: Path) -> None:
+    told: list[int] = []
+
+    def advance(count: int) -> None:
+        told.append(count)
+        if len(told) == 2:
+            raise RuntimeError("nobody waits any more")
+
+    with pytest.raises(RuntimeError, match="nobody waits any more"):
+        committer(tmp_path / "c").commit(stage(STATE, in_ranks()), advance)
+    assert names_in(tmp_path / "c") == []
+
+
+class Odd:
+    """A shard that does something else than it says."""
+
+    def __init__(self, shard: LocalShard, write: Callable[[Path, LocalShard], Mapping[str, str]]) -> None:
+        self.specs = shard.specs
+        self._shard, self._write = shard, write
+
+    def write(self, path: Path, advance: Callable[[int], None]) -> Mapping[str, str]:
+        return self._write(path, self._shard)
+
+
+def elsewhere(path: Path, shard: LocalShard) -> Mapping[str, str]:
+    (path.parents[2] / "elsewhere").mkdir(exist_ok=True)
+    return shard.write(path.parents[2] / "elsewhere" / path.name, nothing)
+
+
+def cut_short(path: Path, shard: LocalShard) -> Mapping[str, str]:
+    sums = shard.write(path, nothing)
+    os.truncate(path, 4100)
+    return sums
+
+
+def of_other_tensors(path: Path, shard: LocalShard) -> Mapping[str, str]:
+    return {**shard.write(path, nothing), "model/v": "0"}
+
+
+@pytest.mark.parametrize(
+    ("write", "said"),
+    [
+        (elsewhere, "was written, but .* does not hold it here: .* every host of the run shares"),
+        (cut_short, r"was written, but has 4100 of \d+ bytes here"),
+        (of_other_tensors, "was written with other tensors"),
+    ],
+)
+def test_a_shard_that_is_not_here_as_it_should_be_is_never_committed(
+    tmp_path: Path, write: Callable[[Path, LocalShard], Mapping[str, str]], said: str
+) -> None:
+    good = in_ranks()["trainer"].shards
+    shards = [good[0], Odd(good[1], write), good[2]]  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match=f"trainer-00001-of-00003.safetensors {said}"):
+        committer(tmp_path / "c").commit(stage(STATE, {"trainer": Snapshot(shards=shards)}), nothing)
+    assert names_in(tmp_path / "c") == []

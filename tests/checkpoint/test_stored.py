@@ -72,3 +72,62 @@ def test_a_tensor_whose_pieces_leave_a_gap_is_named_with_what_is_missing(saved: 
     (saved / "manifest.json").write_bytes(replace(manifest, files=files).to_bytes())
     with pytest.raises(BrokenCheckpointError, match=r"model/w of shape \[2000\] has 1000 of 2000 elements.*\[1000\]"):
         read_checkpoint(saved, step=2)
+
+
+@pytest.fixture
+def in_ranks(make_rig: Callable[..., Any], tmp_path: Path) -> Path:
+    """A checkpoint of step 2, by eight ranks."""
+    make_rig(tmp_path / "ranks", of=8).run(2)
+    return tmp_path / "ranks" / "step-00000002"
+
+
+def test_shards_that_are_not_there_are_counted_and_named(in_ranks: Path) -> None:
+    (in_ranks / "trainer-00005-of-00008.safetensors").unlink()
+    with pytest.raises(
+        BrokenCheckpointError, match="trainer has 7 of 8 shards, trainer-00005-of-00008.safetensors is missing$"
+    ):
+        read_checkpoint(in_ranks, step=2)
+    (in_ranks / "trainer-00002-of-00008.safetensors").unlink()
+    with pytest.raises(BrokenCheckpointError, match="has 6 of 8 shards, trainer-00002.*, trainer-00005.* are missing$"):
+        read_checkpoint(in_ranks, step=2)
+
+
+def test_a_shard_that_the_manifest_does_not_list_is_missing_though_its_file_is_there(in_ranks: Path) -> None:
+    manifest = Manifest.read(in_ranks / "manifest.json")
+    files = tuple(entry for entry in manifest.files if "00003-of" not in entry.name)
+    (in_ranks / "manifest.json").write_bytes(replace(manifest, files=files).to_bytes())
+    with pytest.raises(BrokenCheckpointError, match="trainer has 7 of 8 shards, trainer-00003.* is missing"):
+        read_checkpoint(in_ranks, step=2)
+
+
+def test_every_broken_shard_is_named_at_once(in_ranks: Path) -> None:
+    for rank in (1, 6):
+        path = in_ranks / f"trainer-0000{rank}-of-00008.safetensors"
+        path.write_bytes(path.read_bytes()[:-1] + b"!")
+    with pytest.raises(BrokenCheckpointError) as raised:
+        read_checkpoint(in_ranks, step=2)
+    assert str(raised.value).count("the checksum of") == 2 and "trainer-00006-of-00008" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"dtype": "I32"}, "as I32 of shape .*as F32"),
+        ({"global_shape": (1001,)}, r"of shape \[1001\]"),
+        ({"offset": (1,)}, "overlap"),
+        ({"offset": (999,)}, "not inside"),
+    ],
+)
+def test_pieces_that_disagree_are_broken_and_named(in_ranks: Path, change: dict[str, Any], said: str) -> None:
+    manifest = Manifest.read(in_ranks / "manifest.json")
+    entry = manifest.files[1]
+    slices = tuple(replace(one, **change) if one.name == "model/w" else one for one in entry.slices)
+    if "dtype" in change:  # the header of the file says so as well
+        path = in_ranks / entry.name
+        data = path.read_bytes()
+        at = data.index(b'"model/w":{"dtype":"F32"')
+        path.write_bytes(data[:at] + data[at:].replace(b"F32", b"I32", 1))
+    files = (manifest.files[0], replace(entry, slices=slices), *manifest.files[2:])
+    (in_ranks / "manifest.json").write_bytes(replace(manifest, files=files).to_bytes())
+    with pytest.raises(BrokenCheckpointError, match=f"model/w.*{said}"):
+        read_checkpoint(in_ranks, step=2)

@@ -68,7 +68,10 @@ def together(jobs: Sequence[Callable[[Advance], T]], advance: Advance, *, stragg
         finally:
             crew.ended.put(number)
 
-    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(len(jobs))]
+    threads = [
+        threading.Thread(target=work, args=(number,), name=f"together-{number}", daemon=True)
+        for number in range(len(jobs))
+    ]
     try:
         for thread in threads:
             thread.start()
