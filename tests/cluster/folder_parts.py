@@ -33,9 +33,9 @@ class FolderTrainer(FakeTenant):
     vocabulary = 100
     minibatches = 1
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, device: str) -> None:
         super().__init__("trainer", {Part.WEIGHTS: 100, Part.OPTIMIZER: 200}, keeps=Part.ALL)
-        self.weights = load_file(folder / "model.safetensors")
+        self.weights = load_file(folder / "model.safetensors", device=device)
 
     def weight_specs(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
         return {name: ("F32", tuple(weight.shape)) for name, weight in self.weights.items()}
@@ -61,8 +61,8 @@ class TouchyEngine(TransformersEngine):
     A weight is worn out in the replica named in the file `worn` of its model folder.
     """
 
-    def __init__(self, *, folder: Path, rank: int, dtype: Any, max_batch: int, emit: Emit) -> None:
-        super().__init__(model=folder, device="cpu", dtype=dtype, max_batch=max_batch, emit=emit)
+    def __init__(self, *, folder: Path, rank: int, device: str, dtype: Any, max_batch: int, emit: Emit) -> None:
+        super().__init__(model=folder, device=device, dtype=dtype, max_batch=max_batch, emit=emit)
         self.worn = folder / f"worn-{rank}"
 
     def wake_up(self, part: Part) -> None:
@@ -89,14 +89,28 @@ class TouchyEngine(TransformersEngine):
         return super().generate(requests, sampling)
 
 
-def build_trainer(folder: Path, place: Place, emit: Emit) -> FolderTrainer:
-    return FolderTrainer(folder)
+def build_trainer(folder: Path, device: str, place: Place, emit: Emit) -> FolderTrainer:
+    return FolderTrainer(folder, device)
 
 
-def build_engine(folder: Path, dtype: Any, max_batch: int, place: Place, emit: Emit) -> RolloutEngine:
+def build_engine(folder: Path, device: str, dtype: Any, max_batch: int, place: Place, emit: Emit) -> RolloutEngine:
     random.seed(place.rank)
     torch.set_num_threads(1)
-    return TouchyEngine(folder=folder, rank=place.rank, dtype=dtype, max_batch=max_batch, emit=emit)
+    return TouchyEngine(folder=folder, rank=place.rank, device=device, dtype=dtype, max_batch=max_batch, emit=emit)
+
+
+class ProbedTrainer(TrainerService):
+    """Tells the bytes that PyTorch has on the GPU."""
+
+    def allocated(self) -> int:
+        return torch.cuda.memory_allocated()
+
+
+class ProbedEngine(EngineService):
+    """As `ProbedTrainer`."""
+
+    def allocated(self) -> int:
+        return torch.cuda.memory_allocated()
 
 
 class Workers:
@@ -112,20 +126,22 @@ class Workers:
         self,
         folder: Path,
         *,
+        device: str = "cpu",
         dtype: str = "float32",
         max_batch: int = 4,
         faults: str = "",
         deadlines: Deadlines = DEADLINES,
     ) -> EngineProxy:
         group = self._group(faults)
-        group.build(
-            functools.partial(EngineService, functools.partial(build_engine, folder, dtype, max_batch)), meet=False
-        )
+        build = functools.partial(build_engine, folder, device, dtype, max_batch)
+        group.build(functools.partial(ProbedEngine, build), meet=False)
         return EngineProxy(group, deadlines=deadlines, emit=self.events.append, max_batch=max_batch)
 
-    def trainer(self, folder: Path, *, faults: str = "", deadlines: Deadlines = DEADLINES) -> TrainerProxy:
+    def trainer(
+        self, folder: Path, *, device: str = "cpu", faults: str = "", deadlines: Deadlines = DEADLINES
+    ) -> TrainerProxy:
         group = self._group(faults)
-        group.build(functools.partial(TrainerService, functools.partial(build_trainer, folder)), meet=False)
+        group.build(functools.partial(ProbedTrainer, functools.partial(build_trainer, folder, device)), meet=False)
         return TrainerProxy(group, deadlines=deadlines, emit=self.events.append)
 
     def _group(self, faults: str) -> SpawnedGroup:

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
 from tests.cluster.folder_parts import Workers, pool
+
 from tidemill.cluster.engine_proxy import EngineProxy
 from tidemill.contracts.engine import Sampling
 from tidemill.contracts.residency import Residency, Tenant

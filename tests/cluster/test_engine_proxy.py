@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from tests.cluster.folder_parts import DEADLINES, Workers, pool
+
 from tidemill.cluster.engine_proxy import EngineProxy
 from tidemill.contracts.engine import Request, RolloutEngine, Sampling
 from tidemill.contracts.events import Event, Progress, ignore

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-
 from tests.cluster.folder_parts import DEADLINES, Workers, pool
 from tests.cluster.local_group import LocalGroup
+
 from tidemill import faults
 from tidemill.cluster.engine_proxy import EngineProxy
 from tidemill.cluster.engine_service import EngineService
@@ -164,7 +164,7 @@ def test_answers_are_those_of_an_engine_in_this_process_with_the_same_weights(pa
 
 def test_a_sync_holds_the_same_checksums_however_large_the_bucket(two_by_two: Pair) -> None:
     found = set()
-    for bucket in (1, 5000, 1 << 28):
+    for bucket in (1, 1 << 28):
         two_by_two.build(bucket_bytes=bucket)
         two_by_two.update(0)
         with two_by_two.residency.awake(two_by_two.engine):

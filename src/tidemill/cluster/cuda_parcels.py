@@ -6,6 +6,7 @@ means that the buffer may be written again. Two buffers are used in turn: one is
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -30,8 +31,6 @@ class SharedBuffer:
     offset: int
     counter_file: bytes
     counter: int
-    event: bytes
-    event_needed: bool
 
 
 class SharedStaging:
@@ -40,32 +39,32 @@ class SharedStaging:
     def __init__(self, size: int) -> None:
         self._size = size
         self._slots: list[tuple[Tensor, SharedBuffer]] = []
-        self._turn = 0
+        self._turn = 1
 
     def buffer(self, device: torch.device) -> "Tensor":
         """The buffer whose turn it is. Its last reader must have let go."""
-        if not self._slots:
-            self._slots = [_shared_slot(self._size, device) for _ in range(2)]
         self._turn = 1 - self._turn
+        if self._turn == len(self._slots):
+            self._slots.append(_shared_slot(self._size, device))
         return self._slots[self._turn][0]
 
     def payload(self, used: int) -> object:
         """The way to the first `used` bytes; everything queued on the device is done first."""
         if not used:
-            return SharedBuffer(
-                used=0, handle=b"", size=0, offset=0, counter_file=b"", counter=0, event=b"", event_needed=False
-            )
+            return SharedBuffer(used=0, handle=b"", size=0, offset=0, counter_file=b"", counter=0)
         flat, shared = self._slots[self._turn]
         torch.cuda.synchronize(flat.device)
-        return SharedBuffer(**{**vars(shared), "used": used})
+        return dataclasses.replace(shared, used=used)
 
     def close(self) -> None:
         """Free both. Readers have let go by now, or their processes are gone."""
-        slots, self._slots = self._slots, []
-        for flat, shared in slots:
+        while self._slots:
+            flat, shared = self._slots.pop()
             # PyTorch keeps a buffer for a reader that never came: after a failure that would be for ever.
-            torch.UntypedStorage._release_ipc_counter_cuda(shared.counter_file, shared.counter, device=flat.device)
-        del slots
+            torch.UntypedStorage._release_ipc_counter(  # type: ignore[no-untyped-call]
+                shared.counter_file, shared.counter, device=flat.device
+            )
+            del flat
         torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
 
 
@@ -78,16 +77,10 @@ def _shared_slot(size: int, device: torch.device) -> "tuple[Tensor, SharedBuffer
             f"cannot share {size} bytes of {device} with the engine's process: {cause}; if PYTORCH_CUDA_ALLOC_CONF has "
             "expandable_segments:True, leave it out"
         ) from cause
-    _, handle, nbytes, offset, counter_file, counter, event, event_needed = shared
+    # The last two are an event to wait for: a payload is handed out when nothing is left to wait for.
+    _, handle, nbytes, offset, counter_file, counter, _, _ = shared
     described = SharedBuffer(
-        used=0,
-        handle=handle,
-        size=nbytes,
-        offset=offset,
-        counter_file=counter_file,
-        counter=counter,
-        event=event,
-        event_needed=event_needed,
+        used=0, handle=handle, size=nbytes, offset=offset, counter_file=counter_file, counter=counter
     )
     return flat, described
 
@@ -110,8 +103,8 @@ def opened(shared: SharedBuffer) -> "Iterator[Tensor]":
         shared.offset,
         shared.counter_file,
         shared.counter,
-        shared.event,
-        shared.event_needed,
+        b"",
+        False,
     )
     flat = torch.empty(0, dtype=torch.uint8, device=f"cuda:{device}").set_(storage, 0, (shared.used,), (1,))
     try:

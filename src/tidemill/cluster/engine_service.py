@@ -1,5 +1,6 @@
 """One replica of an engine in a worker's process."""
 
+import traceback
 from collections.abc import Mapping, Sequence
 
 from tidemill.cluster.cuda_parcels import SharedBuffer, opened
@@ -43,7 +44,14 @@ class EngineService(TenantService):
 
     def load_parcel(self, sent: Used | Parcel) -> None:
         """Load a parcel's weights. When this returns, nothing of the parcel is used any more."""
-        parcel: Parcel = sent.value if isinstance(sent, Used) else sent
+        try:
+            self._load(sent.value if isinstance(sent, Used) else sent)
+        except Exception as error:
+            # Frames that it went through hold views of memory that is the sender's.
+            traceback.clear_frames(error.__traceback__)
+            raise
+
+    def _load(self, parcel: Parcel) -> None:
         if isinstance(parcel.payload, SharedBuffer):
             with opened(parcel.payload) as flat:
                 self._engine.load_weights(unpack(parcel.entries, flat))
