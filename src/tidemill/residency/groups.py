@@ -12,6 +12,7 @@ import gc
 import sys
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -34,6 +35,8 @@ from tidemill.residency.references import References
 __all__ = ["ProcessGroups", "open_rendezvous"]
 
 _servers: dict[str, TCPStore] = {}
+# Worlds that this process was part of, by rendezvous: each has keys of its own in the store.
+_joined: Counter[str] = Counter()
 # One library for each device. No device is bound: torch would then split communicators, which is not recorded.
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
@@ -66,7 +69,7 @@ class ProcessGroups:
         if self._device.type == "cuda":
             # A worker sees no GPU but its own.
             torch.cuda.set_device(self._device)
-        self._meeting = MeetingPoint(place=place, deadline=deadline)
+        self._meeting = MeetingPoint(place=place, prefix=f"world{_joined[place.rendezvous]}/", deadline=deadline)
         self._generation = 0
         self._calls = RecordedGroups()
         self._alive: set[str] = set()
@@ -136,6 +139,8 @@ class ProcessGroups:
             raise ResidencyError(f"cannot {doing}: somebody else made a world meanwhile; destroy that one first")
         faults.point("groups.begin")
         self._meeting.meet(f"begin{self._generation}", doing)
+        if self._generation == 0:
+            _joined[self._place.rendezvous] += 1
         self._generation += 1
         try:
             self._make_world()
@@ -185,7 +190,8 @@ class ProcessGroups:
         found = [*self._meshes, *(info.mesh for info in infos)]
         for mesh in {id(mesh): mesh for mesh in found}.values():
             yield mesh
-            yield mesh._get_root_mesh()
+            if vars(mesh).get("_root_mesh") is not None:
+                yield vars(mesh)["_root_mesh"]
 
     def _is_ours(self) -> bool:
         return dist.is_initialized() and self._world() is c10d._get_default_group()

@@ -17,12 +17,12 @@ _HERE, _GONE = "here", "gone"
 
 
 class MeetingPoint:
-    """One rank's connection to the store. No wait in it is longer than `deadline` seconds."""
+    """One rank's connection to the store. No wait in it is longer than `deadline` seconds; keys begin with `prefix`."""
 
-    def __init__(self, *, place: Place, deadline: float) -> None:
+    def __init__(self, *, place: Place, prefix: str, deadline: float) -> None:
         self._place = place
         self._deadline = deadline
-        self._store = _connect(place, deadline)
+        self._store = PrefixStore(prefix, _connect(place, deadline))
 
     def store(self, prefix: str) -> Any:
         """The part of the store whose keys begin with `prefix`: a second world on the same keys would hang."""
