@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tidemill import faults
 from tidemill.cluster.whereabouts import Whereabouts, whereabouts
 from tidemill.cluster.worker import Failure, failure_of
 from tidemill.contracts.footprint import Part
@@ -45,6 +46,7 @@ class TenantService:
 
     def use(self, allowed: Part, method: str, *arguments: Any) -> Used:
         """Call one of this service's methods with the tenant's gate as the driver's is: open for `allowed` only."""
+        faults.point(f"worker.{method}")
         gate = self._tenant.gate
         gate.open(allowed)
         try:
@@ -56,6 +58,7 @@ class TenantService:
     def shift(self, method: str, *arguments: Any) -> Used:
         """Call a transition that needs no other worker. Raises nothing: its failure is told with how things stand."""
         try:
+            faults.point(f"worker.{method}")
             getattr(self, method)(*arguments)
         except Exception as error:
             return self._used(None, failure_of(error))
