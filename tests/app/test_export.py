@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from tests.crash.small_run import STEPS, outcome, prepare, recipe
 
+from tidemill.checkpoint.safetensors_file import TensorFile
+from tidemill.checkpoint.stored import read_checkpoint, weights_of
 from tidemill.cli.main import main
 
 EXPORT = f"export/step-{STEPS:08d}"
@@ -98,3 +100,20 @@ def test_a_finished_folder_answers_only_to_its_own_run(
     assert (run / "summary.json").read_bytes() == before
     assert main([*words, word, f'checkpoint.accept=["{name}"]']) == 0
     assert main(words) == 0
+
+
+def test_a_run_of_two_ranks_exports_its_last_checkpoint(base: Path) -> None:
+    run = base / "two ranks"
+    ranks = ["cluster.use=tidemill.testing.spawned_cluster:SpawnedClusterSettings", "trainer.ranks=2"]
+    words = ["run", str(recipe(base, run)), "--quiet", *ranks, "steps=2", "warm_up.steps=1", "eval.every=0"]
+    assert main(words) == 0
+    last = run / "checkpoints" / "step-00000002"
+    assert len(list(last.glob("trainer-*-of-00002.safetensors"))) == 2
+    weights = weights_of(read_checkpoint(last, step=2))
+    held = TensorFile(run / "export" / "step-00000002" / "model.safetensors").tensors()
+    assert {name: bytes(tensor.data) for name, tensor in held.items()} == {
+        name: bytes(tensor.data) for name, tensor in weights.items()
+    }
+    (run / "summary.json").unlink()
+    assert main(words) == 0
+    assert "holds this very model already" in notices(run)

@@ -1,18 +1,27 @@
 import json
 import shutil
+import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors
 import torch
 from safetensors.torch import load_file
+from tests.checkpoint.pieces import in_rows
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config, Qwen3Config
 
 from tidemill.checkpoint.base_model import read_base_model
+from tidemill.checkpoint.commit import Committer
 from tidemill.checkpoint.export import export_model, is_export_of, rehearse_export
-from tidemill.contracts.checkpoint import TensorBytes
+from tidemill.checkpoint.shard import LocalShard
+from tidemill.checkpoint.staged import stage
+from tidemill.checkpoint.stored import read_checkpoint, weights_of
+from tidemill.contracts.checkpoint import SavedTensor, Snapshot, TensorBytes
 from tidemill.contracts.events import Event, Notice, Progress
+from tidemill.contracts.state import Cursor, RunState
 from tidemill.errors import CheckpointError
 from tidemill.faults import armed, passed
 
@@ -280,3 +289,69 @@ def test_a_rehearsal_finds_what_an_export_would_and_leaves_nothing(base: Path, t
     parent.write_text("in the way")
     with pytest.raises(CheckpointError, match=r"cannot export to .*checkpoint.export = false"):
         rehearse(good)
+
+
+def stored(folder: Path, weights: dict[str, TensorBytes], ranks: int = 3) -> dict[str, SavedTensor]:
+    """The weights as a checkpoint of several ranks gives them back."""
+    kinds: dict[str, Any] = {"F32": np.float32, "BF16": np.uint16}
+    shards = []
+    for rank in range(ranks):
+        pieces = {}
+        for name, tensor in weights.items():
+            array = np.frombuffer(tensor.data, dtype=kinds[tensor.dtype]).reshape(tensor.shape)
+            pieces[f"model/{name}"] = replace(in_rows(array, ranks)[rank], dtype=tensor.dtype)
+        shards.append(LocalShard(pieces))
+    state = RunState(step=1, attempt=1, seed=0, cursor=Cursor(), warm_up_cursor=Cursor())
+    committer = Committer(folder=folder, attempt=1, identity={}, settings={}, retention={})
+    path = committer.commit(stage(state, {"trainer": Snapshot(shards=shards)}), lambda count: None)
+    return weights_of(read_checkpoint(path, step=1))
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+def test_weights_in_pieces_are_exported_as_whole_ones_are(base: Path, trained: Any, tmp_path: Path, dtype: str) -> None:
+    weights = weights_of_model(trained)
+    name = "model.embed_tokens.weight"
+    weights[name] = as_bytes(torch.cat([trained.get_parameter(name).detach(), torch.ones(10, 32)]))
+    weights["lm_head.weight"] = weights[name]
+    pieces: Any = stored(tmp_path, weights)
+    whole = export(base, tmp_path / "whole", weights, dtype)
+    joined = export(base, tmp_path / "joined", pieces, dtype)
+    for path in whole.iterdir():
+        assert path.read_bytes() == (joined / path.name).read_bytes()
+    assert is_export_of(whole, weights=pieces, base=base, dtype=dtype)
+
+
+def test_tied_weights_in_pieces_that_differ_in_one_row_are_refused(base: Path, trained: Any, tmp_path: Path) -> None:
+    weights = weights_of_model(trained)
+    other = trained.get_parameter("model.embed_tokens.weight").detach().clone()
+    other[-1, -1] += 1
+    pieces: Any = stored(tmp_path, weights | {"lm_head.weight": as_bytes(other)})
+    with pytest.raises(CheckpointError, match="their values differ"):
+        export(base, tmp_path / "export", pieces)
+
+
+def test_an_export_of_pieces_holds_one_tensor_at_a_time(base: Path, trained: Any, tmp_path: Path) -> None:
+    pieces: Any = stored(tmp_path, weights_of_model(trained))
+    largest = max(tensor.data.nbytes for tensor in pieces.values())
+    held: list[weakref.ref[Any]] = []
+    alive: list[int] = []
+
+    class Watched:
+        def __init__(self, tensor: SavedTensor) -> None:
+            self.dtype, self.shape = tensor.dtype, tensor.shape
+            self._tensor = tensor
+
+        @property
+        def data(self) -> memoryview:
+            return self.read((0,) * len(self.shape), self.shape)
+
+        def read(self, offset: tuple[int, ...], shape: tuple[int, ...]) -> memoryview:
+            buffer = np.frombuffer(self._tensor.read(offset, shape), dtype=np.uint8).copy()
+            alive.append(sum(array.nbytes for ref in held if (array := ref()) is not None))
+            held.append(weakref.ref(buffer))
+            view: memoryview = buffer.data
+            return view
+
+    watched: Any = {name: Watched(tensor) for name, tensor in pieces.items()}
+    export(base, tmp_path / "export", watched)
+    assert len(alive) == len(pieces) and max(alive) <= largest

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.checkpoint.pieces import shards_of
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from tidemill.checkpoint.commit import Committer
 from tidemill.checkpoint.staged import stage
 from tidemill.cli.ckpt import main
-from tidemill.contracts.checkpoint import Snapshot, TensorBytes
+from tidemill.contracts.checkpoint import Snapshot
 from tidemill.contracts.state import Cursor, RunState
 from tidemill.errors import CheckpointError, ConfigError
 
@@ -38,17 +39,13 @@ def model(tmp_path: Path) -> Any:
     return built.eval()
 
 
-@pytest.fixture
-def run(tmp_path: Path, model: Any) -> Path:
-    """A run folder with checkpoints of steps 2, 4 and 6 of that model."""
+@pytest.fixture(params=[1, 3])
+def run(tmp_path: Path, model: Any, request: pytest.FixtureRequest) -> Path:
+    """A run folder with checkpoints of steps 2, 4 and 6 of that model, by one rank and by three."""
     folder = tmp_path / "ein run ü"
     (folder / "checkpoints").mkdir(parents=True)
-    tensors = {
-        f"model/{name}": TensorBytes(
-            dtype="F32", shape=tuple(tensor.shape), data=memoryview(tensor.detach().numpy().tobytes())
-        )
-        for name, tensor in model.named_parameters()
-    }
+    arrays = {f"model/{name}": tensor.detach().numpy() for name, tensor in model.named_parameters()}
+    shards = shards_of(arrays, request.param)
     committer = Committer(
         folder=folder / "checkpoints",
         attempt=1,
@@ -58,7 +55,7 @@ def run(tmp_path: Path, model: Any) -> Path:
     )
     for step in (2, 4, 6):
         state = RunState(step=step, attempt=1, seed=0, cursor=Cursor(), warm_up_cursor=Cursor())
-        committer.commit(stage(state, {"trainer": Snapshot(tensors=tensors)}), lambda count: None)
+        committer.commit(stage(state, {"trainer": Snapshot(shards=shards)}), lambda count: None)
     return folder
 
 
@@ -68,7 +65,7 @@ def call(run: Path, action: str, **options: Any) -> int:
 
 
 def damage(run: Path, step: int) -> None:
-    path = run / "checkpoints" / f"step-{step:08d}" / "trainer-00000-of-00001.safetensors"
+    path = next((run / "checkpoints" / f"step-{step:08d}").glob("trainer-00000-of-*.safetensors"))
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)

@@ -1,12 +1,18 @@
-"""The fakes keep the contracts that they stand for: tidemill.testing.fakes.device, .policy, .meaning, .parts."""
+"""The fakes keep the contracts that they stand for: tidemill.testing.fakes.device, .policy, .meaning, .parts, ..."""
+
+from pathlib import Path
 
 import pytest
 
+from tidemill.checkpoint.commit import Committer
+from tidemill.checkpoint.staged import stage
+from tidemill.checkpoint.stored import read_checkpoint
 from tidemill.contracts.engine import Request, Sampling
 from tidemill.contracts.footprint import Part
-from tidemill.contracts.state import Cursor, PolicyVersion
-from tidemill.errors import ResidencyError
+from tidemill.contracts.state import Cursor, PolicyVersion, RunState
+from tidemill.errors import CheckpointError, ResidencyError
 from tidemill.testing.fakes.device import FakeGate, FakeTenant
+from tidemill.testing.fakes.layouts import InShards, Whole
 from tidemill.testing.fakes.meaning import FakeData
 from tidemill.testing.fakes.policy import FakeEngine, FakeTrainer
 from tidemill.testing.suites.tenant import TenantSuite
@@ -58,3 +64,25 @@ def test_a_fake_tenant_counts_only_the_parts_it_has() -> None:
     tenant = FakeTenant("t", {Part.WEIGHTS: 3, Part.KV_CACHE: 4}, keeps=Part.NONE)
     assert [tenant.footprint(part) for part in (Part.WEIGHTS, Part.GRADS, Part.ALL)] == [3, 0, 7]
     assert TenantSuite is not None
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 11])
+def test_a_fake_trainer_in_shards_loads_what_one_in_one_piece_would(ranks: int, tmp_path: Path) -> None:
+    trainer = FakeTrainer(InShards(ranks))
+    trainer.wake_up(Part.ALL)
+    trainer.on_device("model/w")[:] = range(8)
+    taken = trainer.snapshot()
+    assert not taken.tensors and len(taken.shards) == ranks
+    state = RunState(step=1, attempt=1, seed=0, cursor=Cursor(), warm_up_cursor=Cursor())
+    committer = Committer(folder=tmp_path, attempt=1, identity={}, settings={}, retention={})
+    path = committer.commit(stage(state, {"trainer": taken}), lambda count: None)
+    saved = read_checkpoint(path, step=1).parts["trainer"]
+    for layout in (InShards(ranks + 1), Whole()):
+        other = FakeTrainer(layout)
+        other.wake_up(Part.ALL)
+        other.gate.open(Part.ALL)
+        other.load(saved)
+        assert other.on_device("model/w").tolist() == list(range(8))
+    taken.release()
+    with pytest.raises(CheckpointError, match="its snapshot was released"):
+        taken.shards[0].write(tmp_path / "late", lambda count: None)
