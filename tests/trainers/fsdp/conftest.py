@@ -1,10 +1,13 @@
 """Tiny models and trainers over them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from tests.trainers.fsdp.rank_service import Groups
+from transformers import AutoModelForCausalLM, Qwen3Config
 
 from tidemill.contracts.events import ignore
 from tidemill.contracts.workers import Place
@@ -69,3 +72,37 @@ def make_fsdp_trainer(tiny_models: Callable[..., Path]) -> MakeFsdpTrainer:
         return FsdpTrainer(**(settings | changes))
 
     return make
+
+
+@pytest.fixture(scope="session")
+def uneven_models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Path]:
+    """Folder of a model that no number of ranks divides: 33 words, and feed-forward layers of 5 rows."""
+    made: dict[bool, Path] = {}
+
+    def get(tied: bool) -> Path:
+        if tied not in made:
+            config = Qwen3Config(
+                vocab_size=33,
+                hidden_size=24,
+                intermediate_size=5,
+                num_hidden_layers=2,
+                num_attention_heads=3,
+                num_key_value_heads=1,
+                head_dim=8,
+                max_position_embeddings=256,
+                tie_word_embeddings=tied,
+            )
+            torch.manual_seed(3)
+            made[tied] = tmp_path_factory.mktemp("uneven")
+            AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(made[tied])
+        return made[tied]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def groups() -> Iterator[Groups]:
+    """Ranks in processes of their own."""
+    groups = Groups()
+    yield groups
+    groups.close()

@@ -7,7 +7,6 @@ decide otherwise than the others.
 from collections.abc import Iterable
 from typing import Protocol
 
-import torch.distributed as dist
 from jaxtyping import Float64
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -15,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from tidemill.contracts.workers import Place
 from tidemill.errors import TrainerError
 from tidemill.residency.groups import ProcessGroups
+from tidemill.trainers.fsdp.gathering import all_gathered
 
 __all__ = ["REPLICA", "SHARD", "Alone", "Ranks", "Together"]
 
@@ -89,9 +89,7 @@ class Together:
 
     def gather(self, values: Float64[Tensor, " K"]) -> Float64[Tensor, "W K"]:
         """See Ranks."""
-        found = values.new_empty((self.count, len(values)))
-        dist.all_gather_into_tensor(found, values)
-        return found
+        return all_gathered(values, count=self.count)
 
     def park(self) -> None:
         """See RankTrainer."""

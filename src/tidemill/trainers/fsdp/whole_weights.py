@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from tidemill.trainers.fsdp.gathering import all_gathered
 from tidemill.trainers.fsdp.pieces import local
 from tidemill.trainers.fsdp.ranks import SHARD
 
@@ -44,9 +44,7 @@ def _gathered(group: Sequence[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor
     for part, (_, parameter) in zip(torch.split(own, sizes), group, strict=True):
         mine = local(parameter).detach()
         part[: mine.numel()].copy_(mine.flatten())
-    found = torch.empty((shards, len(own)), dtype=own.dtype, device=own.device)
-    dist.all_gather_into_tensor(found.view(-1), own, group=first.device_mesh.get_group(SHARD))
-    del own
+    found = all_gathered(own, count=shards, group=first.device_mesh.get_group(SHARD))
     for part, count, (name, parameter) in zip(torch.split(found, sizes, dim=1), rows, group, strict=True):
         whole = part.reshape(shards * count, *parameter.shape[1:])
         yield name, whole[: parameter.shape[0]]
