@@ -22,6 +22,7 @@ __all__ = [
     "TidemillError",
     "TrainerError",
     "WeightSyncError",
+    "WorkerDiedError",
     "WorkerError",
 ]
 
@@ -94,6 +95,10 @@ class RewardError(TidemillError):
 
 class WorkerError(TidemillError):
     """A worker process failed, died or did not answer, and the run cannot go on without it."""
+
+
+class WorkerDiedError(WorkerError):
+    """A worker process is gone: killed, out of memory, or crashed without a word."""
 
 
 class Interrupted(BaseException):

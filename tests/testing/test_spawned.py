@@ -12,7 +12,7 @@ from tidemill import faults
 from tidemill.cluster import calling
 from tidemill.contracts.events import Emit, Notice
 from tidemill.contracts.workers import Place, WorkerGroup
-from tidemill.errors import TrainerError, WorkerError
+from tidemill.errors import TrainerError, WorkerDiedError, WorkerError
 from tidemill.testing.spawned import SpawnedGroup, spawned
 
 
@@ -37,6 +37,12 @@ class Service:
     def surprise(self) -> None:
         faults.point("surprise")
         raise LookupError("nobody expects it")
+
+    def die_on(self, rank: int) -> None:
+        if rank == self.place.rank:
+            time.sleep(0.3)
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise RuntimeError("connection closed by peer")
 
     def wait(self, seconds: float) -> str:
         time.sleep(seconds)
@@ -78,6 +84,12 @@ def test_the_first_failure_is_raised_with_its_worker_and_the_others_are_ended(
     notes = "\n".join(caught.value.__notes__)
     assert "in trainer-1" in notes
     assert "trainer-0 waited for it in vain" in notes
+
+
+def test_a_death_is_told_before_what_the_others_made_of_it(group: SpawnedGroup) -> None:
+    with pytest.raises(WorkerDiedError, match="trainer-1 died") as caught:
+        group.call("die_on", 1, deadline=30)
+    assert "trainer-0 then failed too" in "\n".join(caught.value.__notes__)
 
 
 def test_an_unexpected_exception_becomes_a_worker_error_with_its_traceback(group: SpawnedGroup) -> None:

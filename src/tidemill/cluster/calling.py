@@ -1,12 +1,12 @@
 """Calling many workers as one: waiting with a deadline, telling whose failure it was, and leaving none behind."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tidemill.cluster.worker import Failure
 from tidemill.contracts.workers import Pending
-from tidemill.errors import TidemillError, WorkerError
+from tidemill.errors import TidemillError, WorkerDiedError, WorkerError
 from tidemill.units import format_seconds
 
 __all__ = ["GRACE", "gather", "raise_failure"]
@@ -36,8 +36,9 @@ def gather(
 ) -> list[Any]:
     """Every value, in order. `wait(pending, seconds)` returns when one more is done, or after `seconds`.
 
-    Raises the first failure as soon as the others have ended, or after GRACE seconds, when `end_all` ends them; and
-    WorkerError, after `end_all`, when some have not answered by the deadline.
+    When one fails, the others have GRACE seconds to end too; `end_all` ends those that do not. Raises a worker's death
+    before all else, for the others fail because of it, and then what failed first. Raises WorkerError, after `end_all`,
+    when some have not answered by the deadline.
     """
     ends = time.monotonic() + deadline
     failed: dict[int, BaseException] = {}
@@ -59,13 +60,24 @@ def gather(
     if silent:
         end_all()
     if failed:
-        first = next(iter(failed.values()))
+        cause = _cause(failed, names)
         if silent:
-            first.add_note(f"{', '.join(silent)} waited for it in vain and was ended")
-        raise first
+            cause.add_note(f"{', '.join(silent)} waited for it in vain and was ended")
+        raise cause
     if silent:
         raise WorkerError(
             f"{', '.join(silent)} did not answer {doing!r} within {format_seconds(deadline)}, and was ended; see its "
             "log for what it was doing, or raise cluster.deadline if that is normal here"
         )
     return [values[index] for index in range(len(pending))]
+
+
+def _cause(failed: Mapping[int, BaseException], names: Sequence[str]) -> BaseException:
+    """Why all this happened; what the others said of it is added."""
+    first = next(iter(failed))
+    at = next((index for index, error in failed.items() if isinstance(error, WorkerDiedError)), first)
+    cause = failed[at]
+    for index, error in failed.items():
+        if index != at and str(error) != str(cause):
+            cause.add_note(f"{names[index]} then failed too: {error}")
+    return cause

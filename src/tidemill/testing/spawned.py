@@ -18,11 +18,20 @@ from tidemill.cluster.calling import gather, raise_failure
 from tidemill.cluster.worker import MakeService, Reply, Worker
 from tidemill.contracts.events import Emit, ignore
 from tidemill.contracts.workers import Pending, Place
-from tidemill.errors import WorkerError
+from tidemill.errors import WorkerDiedError, WorkerError
 
 __all__ = ["SpawnedGroup", "spawned"]
 
-_PRELOAD = ["tidemill.trainers.fsdp.trainer", "tidemill.engines.transformers.engine", "tidemill.testing.spawned"]
+_PRELOAD = [
+    "tidemill.trainers.fsdp.trainer",
+    "tidemill.engines.transformers.engine",
+    "tidemill.testing.spawned_cluster",
+    # What the making of a model, and FSDP2, import when they are first used: a second of each child.
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.qwen3.modeling_qwen3",
+]
 _START = 120.0
 
 
@@ -96,9 +105,9 @@ class _Child:
             except (EOFError, OSError):
                 raise self.death() from None
 
-    def death(self) -> WorkerError:
+    def death(self) -> WorkerDiedError:
         self.process.join(5)
-        return WorkerError(f"{self.name} died (exit code {self.process.exitcode}); the run cannot go on without it")
+        return WorkerDiedError(f"{self.name} died (exit code {self.process.exitcode}); the run cannot go on without it")
 
     def end(self) -> None:
         self.process.kill()
