@@ -62,3 +62,10 @@ def three_ranks() -> Iterator[Ranks]:
     ranks = Ranks(3)
     yield ranks
     ranks.end()
+
+
+@pytest.fixture
+def one_rank() -> Iterator[Ranks]:
+    ranks = Ranks(1)
+    yield ranks
+    ranks.end()
