@@ -13,6 +13,13 @@ from tidemill.errors import CheckpointError
 LAYOUTS = json.loads((Path(__file__).parents[1] / "data" / "checkpoint_layouts.json").read_text())["layouts"]
 
 
+@pytest.fixture(params=[0, 3])
+def ranks(request: pytest.FixtureRequest) -> int:
+    """Every layout in one file, and in three."""
+    count: int = request.param
+    return count
+
+
 @pytest.fixture
 def real(make_rig: Callable[..., Any]) -> Callable[[int], Path]:
     """A real checkpoint of a step."""
@@ -32,7 +39,7 @@ def named(name: str) -> str:
 
 
 def damage(path: Path, how: str) -> None:
-    weights = path / "trainer-00000-of-00001.safetensors"
+    weights = sorted(path.glob("trainer-*"))[-1]
     match how:
         case "0 bytes":
             weights.write_bytes(b"")

@@ -13,6 +13,13 @@ from tidemill.faults import armed, passed
 MakeRig = Callable[..., Any]
 
 
+@pytest.fixture(params=[0, 2])
+def ranks(request: pytest.FixtureRequest) -> int:
+    """In one file, and in two that are written at the same time."""
+    count: int = request.param
+    return count
+
+
 def run_in_child(make_rig: MakeRig, folder: Path, acknowledged: Path, fault: str) -> int:
     """Three saves with keep_last 1; the exit status. Acknowledgements are noted in a file as they come."""
     child = os.fork()
