@@ -1,0 +1,203 @@
+"""Workers as Ray actors, on this machine or on several."""
+
+import contextlib
+import functools
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import ray
+from ray.exceptions import RayError
+
+from tidemill.cluster.engine_proxy import EngineProxy
+from tidemill.cluster.engine_service import EngineService
+from tidemill.cluster.ray.actors import Role, build_services, start_workers
+from tidemill.cluster.ray.connection import connect, probe
+from tidemill.cluster.ray.group import RayGroup
+from tidemill.cluster.ray.logs import LogTail
+from tidemill.cluster.ray.placing import Demand, Reservation, Spot, reserve
+from tidemill.cluster.ray.private import PrivateCluster
+from tidemill.cluster.tenant_proxy import Deadlines
+from tidemill.cluster.trainer_proxy import TrainerProxy
+from tidemill.cluster.trainer_service import TrainerService
+from tidemill.cluster.weight_shipping import ShippedWeightSync
+from tidemill.cluster.worker import MakeService
+from tidemill.config.engine import replicas_for
+from tidemill.contracts.engine import RolloutEngine
+from tidemill.contracts.events import Emit
+from tidemill.contracts.residency import Residency
+from tidemill.contracts.trainer import Trainer
+from tidemill.contracts.weights import WeightSync
+from tidemill.contracts.workers import BuildEngine, BuildTrainer
+from tidemill.errors import ClusterError
+
+__all__ = ["RayCluster"]
+
+_ANSWER = 120.0  # seconds for a short question
+
+
+class RayCluster:
+    """Implements `Cluster`: an actor a rank. Made, it holds room for the whole run, or has refused to be made.
+
+    `device` is `auto` (the GPUs of the cluster when it has some), `cpu` or `cuda`. `address` is `host:port`, or empty
+    for a private cluster. `replicas` may be `auto`, and 0 for a run without an engine. `store_bytes` is the private
+    cluster's object store, 0 for one that fits the machine.
+    """
+
+    def __init__(
+        self,
+        *,
+        device: str,
+        ranks: int,
+        replicas: int | str,
+        max_batch: int,
+        seed: int,
+        threads: int,
+        transition_deadline: float,
+        log_folder: Path,
+        emit: Emit,
+        address: str = "",
+        placement: str = "colocated",
+        cpus: float = 0.0,
+        deadline: float = 1800.0,
+        store_bytes: int = 0,
+    ) -> None:
+        """Raises ClusterError when the cluster cannot be reached or started, or has too little for the run."""
+        self._colocated = placement == "colocated"
+        self._max_batch, self._seed, self._threads = max_batch, seed, threads
+        self._log_folder, self._emit = log_folder, emit
+        self._deadlines = Deadlines(work=deadline, transition=transition_deadline)
+        self._groups: list[RayGroup] = []
+        with contextlib.ExitStack() as undo:
+            self._private = _joined_or_private(address, device, cpus, _most_workers(ranks, replicas), store_bytes, undo)
+            self._device = _device(device)
+            self._demand = Demand(
+                ranks=ranks,
+                replicas=replicas_for(replicas, ranks=ranks, shares_gpus=self._colocated and self._device == "cuda"),
+                colocated=self._colocated,
+                cpus=cpus,
+                gpus=1 if self._device == "cuda" else 0,
+            )
+            self._reservation: Reservation = reserve(self._demand)
+            undo.callback(_quietly, self._reservation.release)
+            self._logs = LogTail(emit)
+            undo.callback(self._logs.close)
+            undo.callback(self._end_groups)
+            self._undo = undo.pop_all()
+
+    @property
+    def device(self) -> str:
+        """`cpu` or `cuda`."""
+        return self._device
+
+    @property
+    def shares_devices(self) -> bool:
+        """True when colocated."""
+        return self._colocated
+
+    def trainer(self, build: BuildTrainer, *, ranks: int) -> Trainer:
+        """See Cluster."""
+        spots = self._reservation.trainer
+        self._check_room("ranks", ranks, len(spots))
+        group = self._start("trainer", spots[:ranks], functools.partial(TrainerService, build), meet=True)
+        return TrainerProxy(group, deadlines=self._deadlines, emit=self._emit)
+
+    def engine(self, build: BuildEngine, *, replicas: int) -> RolloutEngine:
+        """See Cluster."""
+        spots = self._reservation.engine
+        self._check_room("replicas", replicas, len(spots))
+        group = self._start("engine", spots[:replicas], functools.partial(EngineService, build), meet=False)
+        return EngineProxy(group, deadlines=self._deadlines, emit=self._emit, max_batch=self._max_batch)
+
+    def weight_sync(self, residency: Residency, emit: Emit) -> WeightSync:
+        """See Cluster."""
+        return ShippedWeightSync(residency=residency, emit=emit)
+
+    def free_bytes(self) -> int:
+        """See Cluster. On a CPU the memory of a host is divided among its workers."""
+        members = [member for group in self._groups for member in group.members]
+        if not members:
+            raise ClusterError("cannot tell what is free on devices: no worker was placed yet")
+        shares = Counter(member.node for member in members)
+        asked = [member.actor.free_bytes.remote(self._device) for member in members]
+        try:
+            free = ray.get(asked, timeout=_ANSWER)
+        except RayError as error:
+            raise ClusterError(f"cannot tell what is free on devices: {error}") from error
+        if self._device == "cuda":
+            return min(free)
+        return min(each // shares[member.node] for each, member in zip(free, members, strict=True))
+
+    def close(self) -> None:
+        """See Cluster."""
+        self._undo.close()
+
+    def _start(self, name: str, spots: Sequence[Spot], make: MakeService, *, meet: bool) -> RayGroup:
+        role = Role(
+            name=name,
+            group=self._reservation.group,
+            spots=spots,
+            takes=self._demand.worker,
+            device=self._device,
+            seed=self._seed,
+            threads=self._threads,
+            log_folder=self._log_folder,
+        )
+        for worker in role.names:
+            self._logs.add(worker, self._log_folder / f"{worker}.log")
+        group = start_workers(role, emit=self._emit, check=self._check)
+        self._groups.append(group)
+        build_services(role, group, make, meet=meet, deadline=self._deadlines.work)
+        return group
+
+    def _check(self) -> None:
+        if self._private is not None:
+            self._private.check()
+
+    def _check_room(self, what: str, asked: int, held: int) -> None:
+        if asked > held:
+            raise ClusterError(f"cannot place {asked} {what}: this cluster was made for {held}")
+
+    def _end_groups(self) -> None:
+        for group in self._groups:
+            group.close()
+
+
+def _joined_or_private(
+    address: str, device: str, cpus: float, workers: int, store_bytes: int, undo: contextlib.ExitStack
+) -> PrivateCluster | None:
+    """Connect; `undo` gets what ends it."""
+    if address:
+        probe(address)
+        connect(address, private=False)
+        undo.callback(_quietly, ray.shutdown)
+        return None
+    # No more than is needed: Ray starts idle processes for CPUs that nobody asked for.
+    cores = max(1, min(os.cpu_count() or 1, math.ceil(cpus * workers)))
+    private = PrivateCluster(cpus=cores, gpus=0 if device == "cpu" else None, store_bytes=store_bytes)
+    undo.callback(private.close)
+    connect(private.address, private=True)
+    undo.callback(_quietly, ray.shutdown)
+    return private
+
+
+def _quietly(work: Callable[[], None]) -> None:
+    """Undo what a cluster that is gone has undone already."""
+    with contextlib.suppress(RayError, RuntimeError, ConnectionError):
+        work()
+
+
+def _most_workers(ranks: int, replicas: int | str) -> int:
+    return ranks + (replicas if isinstance(replicas, int) else ranks)
+
+
+def _device(wanted: str) -> str:
+    """`auto` is what the cluster has. Raises ClusterError for GPUs that it has not."""
+    gpus = ray.cluster_resources().get("GPU", 0.0)
+    if wanted == "cuda" and not gpus:
+        raise ClusterError("cannot use run.device = cuda: the Ray cluster has no GPU; set run.device=cpu or auto")
+    if wanted != "auto":
+        return wanted
+    return "cuda" if gpus else "cpu"

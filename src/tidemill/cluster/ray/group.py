@@ -1,0 +1,178 @@
+"""Workers of one role as Ray actors."""
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+
+from tidemill.cluster.calling import gather, raise_failure
+from tidemill.cluster.ray.deaths import death
+from tidemill.cluster.ray.logs import last_lines
+from tidemill.cluster.worker import Reply
+from tidemill.contracts.events import Emit, Notice
+from tidemill.contracts.workers import Pending
+from tidemill.errors import WorkerError
+from tidemill.units import format_seconds
+
+__all__ = ["Member", "RayGroup", "RayPending"]
+
+_SLICE = 0.1  # seconds: a signal handler of the driver runs between two waits
+_FETCH = 600.0  # seconds for a value that is there to come here
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Member:
+    """One worker, and where to read about it."""
+
+    name: str
+    host: str
+    node: str
+    pid: int
+    actor: ActorHandle
+    log: Path
+
+
+class RayPending:
+    """Implements `Pending`. Among the arguments of another call it goes from worker to worker, past the driver."""
+
+    def __init__(self, group: "RayGroup", worker: int, reference: "ray.ObjectRef[Reply]", doing: str) -> None:
+        self.reference = reference
+        self._group, self._worker, self._doing = group, worker, doing
+        self._reply: Reply | None = None
+
+    def done(self) -> bool:
+        """See Pending."""
+        return self._reply is not None or self._ready(0.0)
+
+    def result(self, deadline: float) -> Any:
+        """See Pending."""
+        reply = self.reply(deadline)
+        if reply.failure is not None:
+            raise_failure(self._group.names[self._worker], reply.failure)
+        return reply.value
+
+    def reply(self, deadline: float) -> Reply:
+        """The whole outcome. Raises WorkerError for a worker that is gone or silent."""
+        if self._reply is None:
+            ends = time.monotonic() + deadline
+            while not self._ready(min(_SLICE, max(0.0, ends - time.monotonic()))):
+                if time.monotonic() >= ends:
+                    raise self._group.silent(self._worker, self._doing, deadline)
+            self._reply = self._fetched()
+            self._group.tell(self._worker, self._reply)
+        return self._reply
+
+    def _ready(self, seconds: float) -> bool:
+        return bool(ray.wait([self.reference], timeout=seconds, fetch_local=False)[0])
+
+    def _fetched(self) -> Reply:
+        ends = time.monotonic() + _FETCH
+        while True:
+            try:
+                reply: Reply = ray.get(self.reference, timeout=_SLICE)
+                return reply
+            except GetTimeoutError:
+                if time.monotonic() > ends:
+                    raise self._group.silent(self._worker, self._doing, _FETCH) from None
+            except RayError as error:
+                raise self._group.lost(self._worker, error) from None
+
+
+class RayGroup:
+    """Implements `WorkerGroup`. Events of worker 0 go to `emit`, and the warnings of all.
+
+    Large arrays among arguments and values lie in memory that processes of a host share, and are read-only.
+    `check` raises when the cluster itself is gone.
+    """
+
+    def __init__(self, members: Sequence[Member], *, emit: Emit, check: Callable[[], None]) -> None:
+        self._members = tuple(members)
+        self._emit = emit
+        self._check = check
+        self._ended = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """See WorkerGroup."""
+        return tuple(member.name for member in self._members)
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Who they are."""
+        return self._members
+
+    def call(self, method: str, *arguments: Any, deadline: float) -> list[Any]:
+        """See WorkerGroup."""
+        return self.call_each(method, [arguments] * len(self._members), deadline=deadline)
+
+    def call_each(self, method: str, arguments: Sequence[tuple[Any, ...]], *, deadline: float) -> list[Any]:
+        """See WorkerGroup."""
+        pending = [self.start(worker, method, *each) for worker, each in enumerate(arguments)]
+        return self.gather(pending, method, deadline)
+
+    def start(self, worker: int, method: str, *arguments: Any) -> RayPending:
+        """See WorkerGroup. A pending argument is known by its reference: Ray brings its value to the worker."""
+        plain = [argument.reference if isinstance(argument, RayPending) else argument for argument in arguments]
+        return self.ask(worker, "call", method, *plain, doing=method)
+
+    def ask(self, worker: int, kind: str, *arguments: Any, doing: str) -> RayPending:
+        """Call a method of the actor itself, which answers with a Reply."""
+        if self._ended:
+            raise WorkerError(f"{self._members[worker].name} was ended; it can be asked nothing more")
+        self._check()
+        return RayPending(self, worker, getattr(self._members[worker].actor, kind).remote(*arguments), doing)
+
+    def control(self, worker: int, method: str, *arguments: Any, deadline: float) -> Any:
+        """See WorkerGroup."""
+        return self.ask(worker, "control", method, *arguments, doing=method).result(deadline)
+
+    def gather(self, pending: Sequence[RayPending], doing: str, deadline: float) -> list[Any]:
+        """Every value, in order; see calling.gather."""
+        return gather(pending, names=self.names, doing=doing, deadline=deadline, wait=self._wait, end_all=self.close)
+
+    def close(self) -> None:
+        """See WorkerGroup."""
+        self._ended = True
+        for member in self._members:
+            with contextlib.suppress(RayError, RuntimeError, ValueError):
+                ray.kill(member.actor)
+
+    def tell(self, worker: int, reply: Reply) -> None:
+        """Hand on what a worker emitted."""
+        name = self._members[worker].name
+        for event in reply.events:
+            if worker == 0:
+                self._emit(event)
+            elif isinstance(event, Notice) and event.level == "warning":
+                self._emit(replace(event, text=f"{name}: {event.text}"))
+
+    def silent(self, worker: int, doing: str, deadline: float) -> WorkerError:
+        """An error for a worker that did not answer in time."""
+        member = self._members[worker]
+        return WorkerError(
+            f"{member.name} on {member.host} did not answer {doing!r} within {format_seconds(deadline)}; "
+            f"see {member.log}"
+        )
+
+    def lost(self, worker: int, error: RayError) -> WorkerError:
+        """An error for an answer that Ray could not bring: mostly the worker is dead."""
+        member = self._members[worker]
+        if isinstance(error, RayTaskError):
+            # Raised past our own code: a value that cannot be sent, or an argument whose worker died.
+            return WorkerError(f"{member.name} on {member.host} could not answer: {_last_line(error)}")
+        return death(member.name, member.host, str(error), last_lines(member.log), str(member.log))
+
+    def _wait(self, some: Sequence[Pending], seconds: float) -> None:
+        self._check()
+        references = [each.reference for each in some if isinstance(each, RayPending)]
+        ray.wait(references, timeout=min(seconds, _SLICE), fetch_local=False)
+
+
+def _last_line(error: RayTaskError) -> str:
+    return [line for line in str(error).splitlines() if line.strip()][-1].strip()

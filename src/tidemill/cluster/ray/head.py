@@ -1,0 +1,45 @@
+"""The process that starts a private cluster's daemons, says where they are, and ends with whoever started it.
+
+Started as `python -m tidemill.cluster.ray.head SETTINGS`, JSON. One line of JSON comes out: `{"address": ...}`, or
+`{"error": ...}`. The daemons die with it, by the kernel; it ends when its standard input does.
+"""
+
+import json
+import os
+import shutil
+import sys
+from typing import Any
+
+import ray
+
+__all__ = ["main"]
+
+
+def main(settings: dict[str, Any]) -> None:
+    """Start, tell, wait, clean up."""
+    # What Ray prints on its way is for the log; only the answer goes out.
+    with os.fdopen(os.dup(1), "w") as out:
+        os.dup2(2, 1)
+        try:
+            ray.init(
+                num_cpus=settings["cpus"],
+                num_gpus=settings["gpus"],
+                object_store_memory=settings["store_bytes"],
+                include_dashboard=False,
+                log_to_driver=False,
+                _temp_dir=settings["folder"],
+                _plasma_directory=settings["store_folder"],
+                _node_ip_address="127.0.0.1",
+            )
+            answer = {"address": ray.get_runtime_context().gcs_address}
+        except Exception as error:  # whatever stops Ray is told to the one who waits
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), file=out, flush=True)
+    if "address" in answer:
+        sys.stdin.read()
+        ray.shutdown()
+    shutil.rmtree(settings["folder"], ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,130 @@
+"""Where workers of each role go: bundles of resources that Ray sets aside for the run, all or none.
+
+Colocated, a bundle holds a trainer rank and an engine replica, which share its GPU. Separate, each has one of its own.
+Ranks are numbered host by host, so that neighbours in number are neighbours in the machine.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+
+from tidemill.errors import ClusterError
+
+__all__ = ["Demand", "Reservation", "Spot", "by_host", "reserve", "shortage"]
+
+_LEAST_CPU = 0.001  # Ray wants every bundle to ask for something
+_PLACED = 30.0  # seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demand:
+    """What a run needs. `cpus` and `gpus` are for each process that does not share."""
+
+    ranks: int
+    replicas: int
+    colocated: bool
+    cpus: float
+    gpus: int
+
+    @property
+    def bundles(self) -> list[dict[str, float]]:
+        """Resources of each bundle."""
+        cpus = max(self.cpus, _LEAST_CPU)
+        if self.colocated:
+            both = min(self.ranks, self.replicas)
+            alone = max(self.ranks, self.replicas) - both
+            return [self._bundle(2 * cpus)] * both + [self._bundle(cpus)] * alone
+        return [self._bundle(cpus)] * (self.ranks + self.replicas)
+
+    def _bundle(self, cpus: float) -> dict[str, float]:
+        return {"CPU": cpus, "GPU": self.gpus} if self.gpus else {"CPU": cpus}
+
+    @property
+    def worker(self) -> dict[str, float]:
+        """What one worker takes of its bundle, as `num_cpus` and `num_gpus` of an actor."""
+        share = self.gpus / 2 if self.colocated else float(self.gpus)
+        return {"num_cpus": max(self.cpus, _LEAST_CPU), "num_gpus": share}
+
+    def total(self, resource: str) -> float:
+        """`CPU` or `GPU` of all bundles."""
+        return sum(bundle.get(resource, 0) for bundle in self.bundles)
+
+
+def shortage(demand: Demand, there: Mapping[str, float]) -> str:
+    """In words, what a cluster with the resources `there` has too little of; empty when it has enough of each."""
+    roles = f"{demand.ranks} trainer rank(s) and {demand.replicas} engine replica(s)"
+    how = "sharing them" if demand.colocated else "each on its own"
+    for resource, lower in (("GPU", "trainer.ranks or engine.replicas"), ("CPU", "cluster.cpus")):
+        asked, has = demand.total(resource), there.get(resource, 0.0)
+        if asked > has:
+            share = ', or use cluster.placement = "colocated"' if resource == "GPU" and not demand.colocated else ""
+            return (
+                f"{roles}, {how}, need {asked:g} {resource}s and the Ray cluster has {has:g}; "
+                f"lower {lower}{share}, or add hosts"
+            )
+    return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spot:
+    """One worker's place: bundle number `bundle`, on a host whose node id and IP address these are."""
+
+    bundle: int
+    node: str
+    ip: str
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Reservation:
+    """Bundles that are this run's."""
+
+    group: PlacementGroup
+    trainer: Sequence[Spot]
+    engine: Sequence[Spot]
+
+    def release(self) -> None:
+        """Give them back; whatever still runs in them is killed."""
+        remove_placement_group(self.group)
+
+
+def reserve(demand: Demand) -> Reservation:
+    """Set the bundles aside. Raises ClusterError when the cluster is too small, or too busy for half a minute."""
+    if short := shortage(demand, ray.cluster_resources()):
+        raise ClusterError(f"cannot place this run: {short}")
+    group = placement_group(demand.bundles, strategy="PACK")
+    ends = time.monotonic() + _PLACED
+    while not group.wait(0.2):
+        if time.monotonic() > ends:
+            remove_placement_group(group)
+            raise ClusterError(_busy(demand))
+    nodes = placement_group_table(group)["bundles_to_node_id"]
+    ips = {node["NodeID"]: str(node["NodeManagerAddress"]) for node in ray.nodes()}
+    spots = [Spot(bundle=index, node=node, ip=ips[node]) for index, node in sorted(nodes.items())]
+    if demand.colocated:
+        spots = by_host(spots)
+        return Reservation(group=group, trainer=spots[: demand.ranks], engine=spots[: demand.replicas])
+    return Reservation(group=group, trainer=by_host(spots[: demand.ranks]), engine=by_host(spots[demand.ranks :]))
+
+
+def _busy(demand: Demand) -> str:
+    free, has = ray.available_resources(), ray.cluster_resources()
+    parts = [
+        f"{demand.total(name):g} {name}s are needed, {free.get(name, 0.0):g} of {has.get(name, 0.0):g} are free"
+        for name in ("GPU", "CPU")
+        if demand.total(name) and (name == "GPU" or demand.cpus)
+    ]
+    return (
+        f"cannot place this run: {' and '.join(parts) or 'no host takes its processes'}, counted over all hosts; "
+        "wait for other jobs to end (`ray status` shows them), or ask for less"
+    )
+
+
+def by_host(spots: Sequence[Spot]) -> list[Spot]:
+    """Host by host, the host of the lowest bundle first."""
+    first: dict[str, int] = {}
+    for spot in sorted(spots, key=lambda spot: spot.bundle):
+        first.setdefault(spot.node, spot.bundle)
+    return sorted(spots, key=lambda spot: (first[spot.node], spot.bundle))
