@@ -13,6 +13,7 @@ from tidemill.contracts.events import Emit, ignore
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.trainer import Trainer
 from tidemill.contracts.workers import Place
+from tidemill.errors import TidemillError
 from tidemill.testing.suites.trainer import MakeTrainer, TrainerSuite, awake, copied, ragged_batch, same
 from tidemill.testing.tiny import make_tiny_model
 from tidemill.trainers.common.schedule import PhaseSettings
@@ -122,6 +123,32 @@ def test_a_state_of_two_ranks_goes_on_in_one_process_and_back(two_ranks: Any, mo
     back = trainer.snapshot()
     assert same(copied(back), state)
     back.release()
+
+
+@pytest.mark.parametrize("point", ["residency.capture.slab", "residency.release.slab", "residency.restore.slab"])
+def test_a_rank_whose_memory_cannot_move_once_leaves_a_trainer_that_goes_on_bit_for_bit(
+    two_ranks: Any, model: Path, point: str
+) -> None:
+    shaky, steady = (
+        two_ranks(functools.partial(build, model), faults=faults) for faults in (f"trainer-1/{point}=raise", "")
+    )
+    states = []
+    for trainer in (shaky, steady):
+        failures = 0
+        for seed in range(3):
+            trained(trainer, range(seed, seed + 1))
+            for move in (trainer.sleep, lambda trainer=trainer: trainer.wake_up(Part.ALL)):
+                try:
+                    move()
+                except TidemillError as error:
+                    failures += 1
+                    assert "in trainer-1" in "".join(error.__notes__)
+                    move()
+        assert failures == (trainer is shaky)
+        snapshot = trainer.snapshot()
+        states.append(copied(snapshot))
+        snapshot.release()
+    assert same(*states)
 
 
 def test_a_footprint_is_that_of_the_fuller_rank(two_ranks: Any, model: Path) -> None:
