@@ -43,7 +43,7 @@ class Ranks:
         group = SpawnedGroup("trainer", self.size, fault_text=faults, emit=self.events.append)
         self.groups.append(group)
         group.build(functools.partial(TrainerService, functools.partial(seeded, build)), meet=self.size > 1)
-        return TrainerProxy(group, deadlines=deadlines, emit=self.events.append)
+        return TrainerProxy(group, deadlines=deadlines)
 
     def end(self) -> None:
         for group in self.groups:

@@ -142,7 +142,7 @@ class Workers:
     ) -> TrainerProxy:
         group = self._group(faults)
         group.build(functools.partial(ProbedTrainer, functools.partial(build_trainer, folder, device)), meet=False)
-        return TrainerProxy(group, deadlines=deadlines, emit=self.events.append)
+        return TrainerProxy(group, deadlines=deadlines)
 
     def _group(self, faults: str) -> SpawnedGroup:
         known = self.unused and not faults

@@ -65,7 +65,7 @@ class Counting:
 
 def test_a_step_is_one_call_and_a_sleep_or_a_wake_two(two_ranks: Any) -> None:
     group = Counting(two_ranks().group)
-    trainer = TrainerProxy(group, deadlines=two_ranks()._deadlines, emit=ignore)  # type: ignore[arg-type]
+    trainer = TrainerProxy(group, deadlines=two_ranks()._deadlines)  # type: ignore[arg-type]
     with awake(trainer):
         trainer.begin("rl")
     for use, calls in (
@@ -326,7 +326,7 @@ def test_every_rank_gets_its_own_random_state_back(two_ranks: Any) -> None:
     assert not [event for event in two_ranks.events if isinstance(event, Notice) and "ranks" in event.text]
 
 
-def test_a_checkpoint_of_another_number_of_ranks_loads_and_says_so(two_ranks: Any, three_ranks: Any) -> None:
+def test_a_checkpoint_of_another_number_of_ranks_loads(two_ranks: Any, three_ranks: Any) -> None:
     two, three = two_ranks(), three_ranks()
     stepped(two)
     saved = state_of(two)
@@ -336,7 +336,6 @@ def test_a_checkpoint_of_another_number_of_ranks_loads_and_says_so(two_ranks: An
     assert {name: bytes(t.data) for name, t in found.tensors.items()} == {
         name: bytes(t.data) for name, t in saved.tensors.items()
     }
-    assert [event.text for event in three_ranks.events if "2 trainer ranks and this run has 3" in event.text]
 
 
 def test_a_checkpoint_of_one_process_loads_and_random_states_stay(two_ranks: Any) -> None:

@@ -58,7 +58,7 @@ class WithoutProcesses:
     def update_weights(self, trainer: WeightSource, engine: WeightReceiver, version: PolicyVersion) -> None:
         rank: Any = TensorRank(trainer)
         services = [TrainerService(lambda place, emit: rank, Place(), ignore) for _ in range(self.ranks)]
-        source = TrainerProxy(LocalGroup("trainer", services), deadlines=DEADLINES, emit=ignore)
+        source = TrainerProxy(LocalGroup("trainer", services), deadlines=DEADLINES)
         source.gate.open(Part.ALL)
         if id(engine) not in self.engines:
             replica = EngineService(lambda place, emit: engine, Place(), ignore)
@@ -271,7 +271,7 @@ def test_a_sync_of_one_bucket_is_seven_calls_a_worker_at_most(tmp_path: Path) ->
     ranks = LocalGroup("trainer", [TrainerService(lambda place, emit: rank, Place(), ignore) for _ in range(2)])
     engine = TensorEngine(trainer.weights, "bfloat16")
     replicas = LocalGroup("engine", [EngineService(lambda place, emit: engine, Place(), ignore)])
-    source = TrainerProxy(ranks, deadlines=DEADLINES, emit=ignore)
+    source = TrainerProxy(ranks, deadlines=DEADLINES)
     target = EngineProxy(replicas, deadlines=DEADLINES, emit=ignore, max_batch=1)
     sync = ShippedWeightSync(residency=LeaseManager(budget=1000, emit=ignore, deadline=1.0), emit=ignore)
     source.gate.open(Part.ALL)

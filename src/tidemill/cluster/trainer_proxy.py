@@ -25,7 +25,6 @@ from tidemill.cluster.weight_sender import Carrier
 from tidemill.contracts.algorithm import Loss
 from tidemill.contracts.batch import Batch, StepReport
 from tidemill.contracts.checkpoint import Saved, Snapshot
-from tidemill.contracts.events import Emit, Notice
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.workers import WorkerGroup
 from tidemill.errors import TrainerError, WorkerError
@@ -41,12 +40,11 @@ __all__ = ["TrainerProxy"]
 class TrainerProxy(TenantProxy):
     """Implements `Trainer` over `group`, whose services are `TrainerService`s: one call a step, two a sleep or wake."""
 
-    def __init__(self, group: WorkerGroup, *, deadlines: Deadlines, emit: Emit) -> None:
+    def __init__(self, group: WorkerGroup, *, deadlines: Deadlines) -> None:
         super().__init__(group, deadlines=deadlines)
         described: list[TrainerDescription] = group.call("describe_trainer", deadline=deadlines.work)
         self._described = described[0]
         self._ranks = len(described)
-        self._emit = emit
         self._torn = ""
         self._parked = False
         self._tokens = itertools.count()
@@ -197,14 +195,6 @@ class TrainerProxy(TenantProxy):
         with self._changing("a load"):
             self._use_all("load", saved, deadline=self._deadlines.work)
         self._torn = ""
-        states = len(saved.extra.get(RANK_RANDOM, ()))
-        if states not in (0, self._ranks):
-            self._emit(
-                Notice(
-                    text=f"the checkpoint is of {states} trainer ranks and this run has {self._ranks}: training goes "
-                    "on from the same state, and sums over ranks may differ in their last bits"
-                )
-            )
 
     @contextlib.contextmanager
     def _changing(self, what: str) -> Iterator[None]:

@@ -72,7 +72,7 @@ class SpawnedCluster:
     def trainer(self, build: BuildTrainer, *, ranks: int) -> TrainerProxy:
         """See Cluster."""
         group = self._group("trainer", ranks, functools.partial(TrainerService, build), meet=ranks > 1)
-        return TrainerProxy(group, deadlines=self._deadlines, emit=self._emit)
+        return TrainerProxy(group, deadlines=self._deadlines)
 
     def engine(self, build: BuildEngine, *, replicas: int) -> EngineProxy:
         """See Cluster."""
