@@ -26,7 +26,7 @@ from tidemill.cluster.weight_shipping import ShippedWeightSync
 from tidemill.cluster.worker import MakeService
 from tidemill.config.engine import replicas_for
 from tidemill.contracts.engine import RolloutEngine
-from tidemill.contracts.events import Emit
+from tidemill.contracts.events import Emit, Notice
 from tidemill.contracts.residency import Residency
 from tidemill.contracts.trainer import Trainer
 from tidemill.contracts.weights import WeightSync
@@ -71,7 +71,9 @@ class RayCluster:
         self._deadlines = Deadlines(work=deadline, transition=transition_deadline)
         self._groups: list[RayGroup] = []
         with contextlib.ExitStack() as undo:
-            self._private = _joined_or_private(address, device, cpus, _most_workers(ranks, replicas), store_bytes, undo)
+            self._private = _joined_or_private(
+                address, device, cpus, _most_workers(ranks, replicas), store_bytes, self._say, undo
+            )
             self._device = _device(device)
             self._demand = Demand(
                 ranks=ranks,
@@ -102,7 +104,7 @@ class RayCluster:
         spots = self._reservation.trainer
         self._check_room("ranks", ranks, len(spots))
         group = self._start("trainer", spots[:ranks], functools.partial(TrainerService, build), meet=True)
-        return TrainerProxy(group, deadlines=self._deadlines, emit=self._emit)
+        return TrainerProxy(group, deadlines=self._deadlines)
 
     def engine(self, build: BuildEngine, *, replicas: int) -> RolloutEngine:
         """See Cluster."""
@@ -123,7 +125,7 @@ class RayCluster:
         shares = Counter(member.node for member in members)
         asked = [member.actor.free_bytes.remote(self._device) for member in members]
         try:
-            free = ray.get(asked, timeout=_ANSWER)
+            free: list[int] = ray.get(asked, timeout=_ANSWER)
         except RayError as error:
             raise ClusterError(f"cannot tell what is free on devices: {error}") from error
         if self._device == "cuda":
@@ -152,6 +154,9 @@ class RayCluster:
         build_services(role, group, make, meet=meet, deadline=self._deadlines.work)
         return group
 
+    def _say(self, text: str) -> None:
+        self._emit(Notice(text=f"ray | {text}"))
+
     def _check(self) -> None:
         if self._private is not None:
             self._private.check()
@@ -166,19 +171,25 @@ class RayCluster:
 
 
 def _joined_or_private(
-    address: str, device: str, cpus: float, workers: int, store_bytes: int, undo: contextlib.ExitStack
+    address: str,
+    device: str,
+    cpus: float,
+    workers: int,
+    store_bytes: int,
+    say: Callable[[str], None],
+    undo: contextlib.ExitStack,
 ) -> PrivateCluster | None:
     """Connect; `undo` gets what ends it."""
     if address:
         probe(address)
-        connect(address, private=False)
+        connect(address, private=False, say=say)
         undo.callback(_quietly, ray.shutdown)
         return None
     # No more than is needed: Ray starts idle processes for CPUs that nobody asked for.
     cores = max(1, min(os.cpu_count() or 1, math.ceil(cpus * workers)))
     private = PrivateCluster(cpus=cores, gpus=0 if device == "cpu" else None, store_bytes=store_bytes)
     undo.callback(private.close)
-    connect(private.address, private=True)
+    connect(private.address, private=True, say=say)
     undo.callback(_quietly, ray.shutdown)
     return private
 
