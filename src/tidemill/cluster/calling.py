@@ -20,9 +20,27 @@ def raise_failure(name: str, failure: Failure) -> None:
     """Raise what worker `name` raised; its traceback goes along as a note."""
     error = failure.error
     if not isinstance(error, TidemillError | OSError):
-        error = WorkerError(f"{name} failed: {failure.text}")
+        memory = _exhausted(failure.text)
+        error = WorkerError(_out_of_memory(name, memory, failure.text) if memory else f"{name} failed: {failure.text}")
     error.add_note(f"in {name}:\n{failure.trace.rstrip()}")
     raise error
+
+
+def _exhausted(text: str) -> str:
+    """Which memory ran out, if that is what `text`, the one line of an exception, says."""
+    if text.startswith(("OutOfMemoryError", "AcceleratorError: CUDA error: out of memory")):
+        return "GPU memory"
+    if text.startswith("MemoryError") or "not enough memory: you tried to allocate" in text:
+        return "host memory"
+    return ""
+
+
+def _out_of_memory(name: str, memory: str, text: str) -> str:
+    if name.startswith("engine"):
+        lower = "lower engine.max_batch, data.max_prompt_tokens or rollout.sampling.max_new_tokens"
+    else:
+        lower = "lower trainer.tokens_per_micro_batch, set trainer.recompute = true, or raise trainer.ranks"
+    return f"{name} ran out of {memory} ({text.splitlines()[0]}); {lower}"
 
 
 def gather(

@@ -99,7 +99,7 @@ class RayWorker:
         """See Worker."""
         return self._run(self._worker.call, method, *arguments)
 
-    @ray.method(concurrency_group="control")
+    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]  # Ray says nothing of types
     def control(self, method: str, *arguments: Any) -> "Reply":
         """See Worker."""
         return self._worker.control(method, *arguments)
@@ -131,7 +131,7 @@ def _print_to(log: Path) -> None:
     os.close(target)
     sys.stdout = open(1, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115
-    faulthandler.enable(file=2)
+    faulthandler.enable(file=2, all_threads=False)
 
 
 def _prepared(start: Start, hold: Callable[["Worker"], None]) -> str:

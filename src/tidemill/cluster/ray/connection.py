@@ -1,6 +1,7 @@
 """The driver's connection to a Ray cluster: probed first, quiet, and without Ray's own signal handlers."""
 
 import contextlib
+import functools
 import logging
 import secrets
 import signal
@@ -8,11 +9,13 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import ray
 from ray._private import ray_constants
-from ray._raylet import AuthenticationTokenLoader, Config
+from ray._private import worker as ray_worker
+from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]  # compiled
 
 from tidemill.errors import ClusterError
 
@@ -20,15 +23,20 @@ __all__ = ["connect", "probe"]
 
 _TCP = 5.0
 _ANSWER = 10.0
+_SAID = 200  # characters: Ray's messages are long, and the first sentence says it
 
 
-def connect(address: str, *, private: bool) -> None:
-    """Be a driver of the cluster at `address`, which has been probed. Raises ClusterError."""
+def connect(address: str, *, private: bool, say: Callable[[str], None]) -> None:
+    """Be a driver of the cluster at `address`, which has been probed; what Ray has to tell goes to `say`.
+
+    Raises ClusterError.
+    """
     if ray.is_initialized():
         raise ClusterError(
             "cannot use Ray for this run: this process is connected to a Ray cluster already; call ray.shutdown() first"
         )
     _read_environment_again()
+    ray_worker.print_to_stdstream = functools.partial(_told, say)
     try:
         with _signal_handlers_kept(), _on_loopback() if private else contextlib.nullcontext():
             ray.init(
@@ -73,6 +81,13 @@ def probe(address: str) -> None:
             f"cannot join {address}: no Ray cluster answers there, or it wants a token that this machine has not; "
             f"{start}, and set RAY_AUTH_MODE and the token as there"
         )
+
+
+def _told(say: Callable[[str], None], data: Mapping[str, Any], **_: Any) -> None:
+    """Instead of Ray's own printing, which would tear what we show: a line of the cluster's, not of a worker's."""
+    for text in data["lines"]:
+        words = " ".join(str(text).split())
+        say(words if len(words) <= _SAID else f"{words[:_SAID]}...")
 
 
 def _read_environment_again() -> None:
