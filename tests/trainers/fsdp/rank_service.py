@@ -114,6 +114,19 @@ class RankService:
         load_predictor(model, device=torch.device("cpu"), recompute=False, shard=shard, read=read)
         return readers[0].rows_read
 
+    def fail_in_layer(self, number: int) -> None:
+        """Let the next backward pass fail once it has come to this layer."""
+        layer = self.trainer._network.get_decoder().layers[number]
+
+        def fail(gradient: torch.Tensor) -> None:
+            raise MemoryError("no room for a gradient")
+
+        def hook(module: Any, given: Any, output: torch.Tensor) -> None:
+            handle.remove()
+            output.register_hook(fail)
+
+        handle = layer.mlp.register_forward_hook(hook)
+
     def footprints(self) -> dict[str, int]:
         return {str(part.name): self.trainer.footprint(part) for part in Part.ALL}
 

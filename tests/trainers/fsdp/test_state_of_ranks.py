@@ -190,6 +190,20 @@ def test_a_step_that_fails_on_every_rank_before_an_update_leaves_them_usable(
     assert found == groups.start(uneven_models(True), 2).step(BATCHES[0], CLIP)
 
 
+def test_a_pass_that_fails_half_way_leaves_ranks_that_say_so_and_weights_that_can_be_saved(
+    groups: Groups, uneven_models: Uneven
+) -> None:
+    group = trained(groups.start(uneven_models(True), 2))
+    before = contents(group.saved())
+    group.call("fail_in_layer", 0)
+    with pytest.raises(WorkerError, match="no room for a gradient"):
+        group.step(BATCHES[0], CLIP)
+    for use in (lambda: group.step(BATCHES[0], CLIP), lambda: group.log_probs(BATCHES[0])):
+        with pytest.raises(TrainerError, match="failed half-way"):
+            use()
+    assert contents(group.saved()) == before
+
+
 def test_copies_that_do_not_divide_the_ranks_are_refused(groups: Groups, uneven_models: Uneven) -> None:
     with pytest.raises(TrainerError, match="3 copies of a model on 2 ranks"):
         groups.start(uneven_models(True), 2, replicas=3)

@@ -4,16 +4,18 @@ Parameters are float32 masters; the forward pass runs in the compute dtype. `B` 
 predicted from, `V` words.
 """
 
+import contextlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
-from tidemill.errors import DataError
+from tidemill.errors import DataError, TrainerError
 from tidemill.models.skeleton import computed_buffers, model_skeleton
 from tidemill.models.stored import Wanted, WeightReader, fill, open_weights
 from tidemill.trainers.common.logprobs import token_logprobs
@@ -41,19 +43,45 @@ class Predictor(nn.Module):
 
 
 class PolicyModel:
-    """Log-probs of tokens by a predictor, under autocast to `autocast` unless that is float32."""
+    """Log-probs of tokens by a predictor, under autocast to `autocast` unless that is float32.
+
+    A pass over several ranks that failed half-way leaves FSDP2 in the middle of it for good: then every further one
+    raises TrainerError.
+    """
 
     def __init__(self, predictor: Predictor, *, device: torch.device, autocast: torch.dtype) -> None:
         self.predictor = predictor
         self.words: int = predictor.network.config.vocab_size
         self._device = device
         self._autocast = autocast
+        self._broken = False
 
     def logprobs(self, rows: PaddedRows, places: Int64[Tensor, " M"], *, temperature: float) -> Float[Tensor, " M"]:
         """Log-prob of the targets at `places` of the flattened rectangle, in nats, float32, with gradient."""
-        with torch.autocast(self._device.type, dtype=self._autocast, enabled=self._autocast != torch.float32):
+        with (
+            self._passing(),
+            torch.autocast(self._device.type, dtype=self._autocast, enabled=self._autocast != torch.float32),
+        ):
             logits = self.predictor(rows.input_ids, places)
         return token_logprobs(logits, rows.target_ids.flatten().index_select(0, places), temperature=temperature)
+
+    def backward(self, total: Float[Tensor, ""]) -> None:
+        """Add the gradient of `total`, which was computed from log-probs, to those of the parameters."""
+        with self._passing():
+            total.backward()  # type: ignore[no-untyped-call]
+
+    @contextlib.contextmanager
+    def _passing(self) -> Iterator[None]:
+        if self._broken:
+            raise TrainerError(
+                "cannot compute: an earlier pass over several ranks failed half-way, and cannot be taken up in this "
+                "process; resume the run from its checkpoint"
+            )
+        try:
+            yield
+        except BaseException:
+            self._broken = isinstance(self.predictor, FSDPModule)
+            raise
 
 
 def load_predictor(

@@ -73,8 +73,7 @@ class Passes:
                 tally.add_mismatch(before, rows.rollout_logprobs.flatten().index_select(0, rows.trained))
             # Where there are no rows the loss may be a constant; the pass back through the model must be made all the
             # same, since other ranks take part in it.
-            total = output.numerator if len(rows.trained) else logprobs.sum()
-            total.backward()  # type: ignore[no-untyped-call]
+            self.model.backward(output.numerator if len(rows.trained) else logprobs.sum())
         return count
 
     def plan_all(self, batch: Batch) -> list[PaddedRows]:

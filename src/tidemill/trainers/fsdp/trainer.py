@@ -42,7 +42,7 @@ class FsdpTrainer:
     """Built awake with its gate closed. State: parameters, moments, and the counts in `Progress`.
 
     `model` is a local folder; `phases` are the settings by name of phase; `max_grad_norm` 0 never clips.
-    Equal inputs on the same machine with the same number of threads give equal bits, slept in between or not.
+    Equal inputs give equal bits, slept in between or not: on the same machine with as many threads and ranks.
     """
 
     def __init__(
