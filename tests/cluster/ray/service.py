@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tidemill import faults
 from tidemill.contracts.events import Emit, Metrics, Notice
 from tidemill.contracts.workers import Place
 from tidemill.errors import TrainerError
@@ -33,6 +34,7 @@ class Service:
         self.emit(Notice(text=f"beware {self.place.rank}", level="warning"))
 
     def add(self, one: int, other: int) -> int:
+        faults.point("add")
         return one + other
 
     def wait(self, seconds: float) -> str:
@@ -56,7 +58,7 @@ class Service:
 
     def say(self, *texts: str) -> None:
         for text in texts:
-            print(text)
+            print(text)  # noqa: T201
 
     def say_on_stderr(self, text: str) -> None:
         sys.stderr.write(text)

@@ -21,6 +21,7 @@ from tidemill.cluster.ray.actor import HostFacts, RayWorker, Start
 from tidemill.cluster.ray.group import Member, RayGroup
 from tidemill.cluster.ray.placing import Spot
 from tidemill.cluster.ray.versions import disagreement, versions
+from tidemill.cluster.ray.waiting import SLICE, fetched, ready
 from tidemill.cluster.worker import MakeService
 from tidemill.contracts.events import Emit
 from tidemill.contracts.workers import Place
@@ -30,7 +31,6 @@ from tidemill.units import format_seconds
 __all__ = ["Role", "build_services", "start_workers"]
 
 _START = 180.0  # seconds for a process to start and import what it needs
-_SLICE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -163,23 +163,23 @@ def _token(folder: Path) -> Any:
 def _answers(role: Role, references: Sequence[Any], check: Callable[[], None]) -> list[Any]:
     """Values of calls to workers that are not called through a group yet. Raises ClusterError."""
     ends = time.monotonic() + _START
-    left = list(references)
-    while left:
+    values: dict[int, Any] = {}
+    while len(values) < len(references):
         check()
-        ready, left = ray.wait(left, timeout=_SLICE)
-        for reference in ready:
-            _refuse_failed(role, references.index(reference), reference)
+        left = [index for index in range(len(references)) if index not in values]
         if time.monotonic() > ends:
-            names = ", ".join(role.names[references.index(reference)] for reference in left)
+            names = ", ".join(role.names[index] for index in left)
             raise ClusterError(
                 f"cannot start {names}: no answer within {format_seconds(_START)}; see what keeps their hosts busy"
             )
-    return list(ray.get(list(references)))
+        ready([references[index] for index in left], SLICE)
+        values |= {index: _value(role, index, references[index]) for index in left if ready([references[index]], 0.0)}
+    return [values[index] for index in range(len(references))]
 
 
-def _refuse_failed(role: Role, worker: int, reference: Any) -> None:
+def _value(role: Role, worker: int, reference: Any) -> Any:
     try:
-        ray.get(reference)
+        return fetched(reference, _START)
     except RayError as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         failure = ClusterError(

@@ -19,6 +19,7 @@ from tidemill.cluster.ray.group import RayGroup
 from tidemill.cluster.ray.logs import LogTail
 from tidemill.cluster.ray.placing import Demand, Reservation, Spot, reserve
 from tidemill.cluster.ray.private import PrivateCluster
+from tidemill.cluster.ray.waiting import fetched
 from tidemill.cluster.tenant_proxy import Deadlines
 from tidemill.cluster.trainer_proxy import TrainerProxy
 from tidemill.cluster.trainer_service import TrainerService
@@ -103,7 +104,7 @@ class RayCluster:
         """See Cluster."""
         spots = self._reservation.trainer
         self._check_room("ranks", ranks, len(spots))
-        group = self._start("trainer", spots[:ranks], functools.partial(TrainerService, build), meet=True)
+        group = self._start("trainer", spots[:ranks], functools.partial(TrainerService, build), meet=ranks > 1)
         return TrainerProxy(group, deadlines=self._deadlines)
 
     def engine(self, build: BuildEngine, *, replicas: int) -> RolloutEngine:
@@ -125,7 +126,7 @@ class RayCluster:
         shares = Counter(member.node for member in members)
         asked = [member.actor.free_bytes.remote(self._device) for member in members]
         try:
-            free: list[int] = ray.get(asked, timeout=_ANSWER)
+            free: list[int] = [fetched(each, _ANSWER) for each in asked]
         except RayError as error:
             raise ClusterError(f"cannot tell what is free on devices: {error}") from error
         if self._device == "cuda":

@@ -14,6 +14,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from tidemill.cluster.calling import gather, raise_failure
 from tidemill.cluster.ray.deaths import death
 from tidemill.cluster.ray.logs import last_lines
+from tidemill.cluster.ray.waiting import SLICE, fetched, ready
 from tidemill.cluster.worker import Reply
 from tidemill.contracts.events import Emit, Notice
 from tidemill.contracts.workers import Pending
@@ -22,7 +23,6 @@ from tidemill.units import format_seconds
 
 __all__ = ["Member", "RayGroup", "RayPending"]
 
-_SLICE = 0.1  # seconds: a signal handler of the driver runs between two waits
 _FETCH = 600.0  # seconds for a value that is there to come here
 
 
@@ -61,7 +61,7 @@ class RayPending:
         """The whole outcome. Raises WorkerError for a worker that is gone or silent."""
         if self._reply is None:
             ends = time.monotonic() + deadline
-            while not self._ready(min(_SLICE, max(0.0, ends - time.monotonic()))):
+            while not self._ready(min(SLICE, max(0.0, ends - time.monotonic()))):
                 if time.monotonic() >= ends:
                     raise self._group.silent(self._worker, self._doing, deadline)
             self._reply = self._fetched()
@@ -69,13 +69,13 @@ class RayPending:
         return self._reply
 
     def _ready(self, seconds: float) -> bool:
-        return bool(ray.wait([self.reference], timeout=seconds, fetch_local=False)[0])
+        return ready([self.reference], seconds)
 
     def _fetched(self) -> Reply:
         ends = time.monotonic() + _FETCH
         while True:
             try:
-                reply: Reply = ray.get(self.reference, timeout=_SLICE)
+                reply: Reply = fetched(self.reference, SLICE)
                 return reply
             except GetTimeoutError:
                 if time.monotonic() > ends:
@@ -171,7 +171,7 @@ class RayGroup:
     def _wait(self, some: Sequence[Pending], seconds: float) -> None:
         self._check()
         references = [each.reference for each in some if isinstance(each, RayPending)]
-        ray.wait(references, timeout=min(seconds, _SLICE), fetch_local=False)
+        ready(references, min(seconds, SLICE))
 
 
 def _last_line(error: RayTaskError) -> str:

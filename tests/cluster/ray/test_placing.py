@@ -1,0 +1,52 @@
+"""tidemill.cluster.ray.placing: what a run needs, whether a cluster has it, and who sits next to whom."""
+
+import pytest
+
+from tidemill.cluster.ray.placing import Demand, Spot, by_host, shortage
+
+
+def demand(ranks: int, replicas: int, *, colocated: bool, cpus: float = 0.0, gpus: int = 1) -> Demand:
+    return Demand(ranks=ranks, replicas=replicas, colocated=colocated, cpus=cpus, gpus=gpus)
+
+
+def test_colocated_workers_share_a_bundle_and_half_its_gpu_each() -> None:
+    run = demand(4, 2, colocated=True)
+    assert [bundle["GPU"] for bundle in run.bundles] == [1, 1, 1, 1]
+    assert run.worker["num_gpus"] == 0.5
+    assert demand(1, 3, colocated=True).total("GPU") == 3
+
+
+def test_separate_workers_have_gpus_of_their_own() -> None:
+    run = demand(4, 2, colocated=False)
+    assert run.total("GPU") == 6
+    assert run.worker["num_gpus"] == 1
+
+
+@pytest.mark.parametrize("colocated", [True, False])
+def test_a_bundle_holds_what_its_workers_take(colocated: bool) -> None:
+    for cpus in (0.0, 2.0):
+        run = demand(3, 2, colocated=colocated, cpus=cpus, gpus=0)
+        assert run.worker["num_gpus"] == 0
+        assert run.total("CPU") == pytest.approx(5 * run.worker["num_cpus"])
+
+
+def test_one_core_is_enough_for_many_ranks_that_set_none_aside() -> None:
+    assert shortage(demand(64, 8, colocated=False, gpus=0), {"CPU": 1.0}) == ""
+
+
+def test_a_cluster_too_small_is_told_with_both_numbers() -> None:
+    there = {"CPU": 16.0, "GPU": 4.0}
+    assert shortage(demand(4, 4, colocated=True), there) == ""
+    text = shortage(demand(4, 2, colocated=False), there)
+    assert "4 trainer rank(s) and 2 engine replica(s)" in text
+    assert "need 6 GPUs and the Ray cluster has 4" in text
+    assert 'cluster.placement = "colocated"' in text
+    assert "need 20 CPUs and the Ray cluster has 16" in shortage(demand(2, 2, colocated=True, cpus=5.0), there)
+    assert "has 0" in shortage(demand(1, 1, colocated=True), {"CPU": 1.0})
+
+
+def test_ranks_are_numbered_host_by_host() -> None:
+    nodes = ["b", "a", "b", "a", "c"]
+    spots = [Spot(bundle=index, node=node, ip="") for index, node in enumerate(nodes)]
+    assert [spot.bundle for spot in by_host(spots)] == [0, 2, 1, 3, 4]
+    assert by_host([]) == []
