@@ -1,0 +1,189 @@
+"""What several processes cost: starting a private Ray cluster, calling two ranks, telling of one that was killed.
+
+A trainer of two ranks and an engine of one replica, on a tiny model, take turns as in a run. `round_trip` is a call of
+both ranks that does nothing. `driver_overhead` is the time of a step on the driver (wake, update, snapshot, weight
+sync, rollout, sleep) less the time that rank 0 and the engine were at work; gathering weights is counted as overhead.
+
+    python benchmarks/cluster.py [--steps 30] [--device cpu] [--json FILE]
+"""
+
+import argparse
+import functools
+import json
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from real_shape import write_model
+
+from tidemill.algorithms.losses.cross_entropy import CrossEntropyLoss
+from tidemill.cluster.ray.cluster import RayCluster
+from tidemill.contracts.batch import Batch
+from tidemill.contracts.engine import Request, Sampling
+from tidemill.contracts.events import Emit, Event, PhaseDone, phase
+from tidemill.contracts.footprint import Part
+from tidemill.contracts.state import PolicyVersion
+from tidemill.contracts.workers import Place
+from tidemill.engines.transformers.engine import TransformersEngine
+from tidemill.errors import WorkerError
+from tidemill.residency.manager import LeaseManager
+from tidemill.trainers.common.schedule import PhaseSettings
+from tidemill.trainers.fsdp.trainer import FsdpTrainer
+
+PHASE = PhaseSettings(
+    lr=1e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, schedule="constant", warm_up_steps=0, min_ratio=1.0,
+    total_steps=1000,
+)  # fmt: skip
+
+
+class Timed:
+    """Stands before a part and emits how long each of its calls took."""
+
+    def __init__(self, part: Any, emit: Emit) -> None:
+        self.__dict__.update(part=part, emit=emit)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.part, name)
+        if not callable(value):
+            return value
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            with phase(self.emit, "busy", name):
+                return value(*arguments, **named)
+
+        return call
+
+
+def ignored(event: Event) -> None:
+    """What parts say themselves is not wanted here."""
+
+
+def timed_trainer(model: Path, dtype: str, place: Place, emit: Emit) -> Any:
+    """One rank."""
+    trainer = FsdpTrainer(
+        model=model, place=place, compute_dtype=dtype, tokens_per_micro_batch=16384, minibatches=1, recompute=False,
+        max_grad_norm=1.0, phases={"rl": PHASE}, page_bytes=64 << 20, emit=ignored,
+    )  # fmt: skip
+    return Timed(trainer, emit)
+
+
+def timed_engine(model: Path, dtype: str, place: Place, emit: Emit) -> Any:
+    """The engine."""
+    engine = TransformersEngine(
+        model=model, device=place.device, dtype=dtype, max_batch=64, kv_tokens=64 * 32, emit=ignored
+    )
+    return Timed(engine, emit)
+
+
+def make_batch() -> Batch:
+    """64 rows of 16 tokens."""
+    dice = np.random.default_rng(0)
+    mask = np.tile(np.arange(16) > 7, 64)
+    return Batch(
+        token_ids=dice.integers(3, 60, 1024),
+        offsets=np.arange(0, 1025, 16),
+        loss_mask=mask,
+        logprobs=np.where(mask, -2.0, 0.0).astype(np.float32),
+        advantages=mask.astype(np.float32),
+        metrics={},
+    )
+
+
+def killed(trainer: Any, batch: Batch, residency: LeaseManager) -> float:
+    """Seconds from SIGKILL of rank 1 until the call under way raises its name."""
+    pid = trainer.group.members[1].pid
+    with residency.awake(trainer):
+        try:
+            while True:
+                trainer.step(batch, CrossEntropyLoss())
+                if pid:
+                    began, _ = time.perf_counter(), os.kill(pid, signal.SIGKILL)
+                    pid = 0
+        except WorkerError as error:
+            assert "trainer-1" in str(error), error
+            return time.perf_counter() - began
+
+
+def measured(folder: Path, device: str, steps: int) -> dict[str, float]:
+    """All figures, in seconds."""
+    model, busy, found = folder / "model", [], {}
+    write_model(model, "tiny")
+    dtype = "bfloat16" if device == "cuda" else "float32"
+
+    def emit(event: Event) -> None:
+        if isinstance(event, PhaseDone) and event.name == "busy":
+            busy.append(event.seconds)
+
+    began = time.perf_counter()
+    cluster = RayCluster(
+        device=device, ranks=2, replicas=1, max_batch=64, seed=0, threads=1, transition_deadline=60.0,
+        log_folder=folder / "logs", emit=emit,
+    )  # fmt: skip
+    found["cluster_start"] = time.perf_counter() - began
+    began = time.perf_counter()
+    trainer: Any = cluster.trainer(functools.partial(timed_trainer, model, dtype), ranks=2)
+    found["two_ranks_built"] = time.perf_counter() - began
+    engine = cluster.engine(functools.partial(timed_engine, model, dtype), replicas=1)
+    trips = []
+    for _ in range(50):
+        began = time.perf_counter()
+        trainer.group.call("describe", deadline=60.0)
+        trips.append(time.perf_counter() - began)
+    found["round_trip"] = statistics.median(trips)
+    together = max(trainer.footprint(Part.ALL) + engine.footprint(Part.WEIGHTS), engine.footprint(Part.ALL))
+    residency = LeaseManager(budget=together, emit=ignored, deadline=60.0)
+    residency.admit(trainer)
+    weights = cluster.weight_sync(residency, ignored)
+    batch, requests = make_batch(), [Request(key=str(n), token_ids=(5, 6, 7)) for n in range(16)]
+    overheads, walls = [], []
+    with residency.awake(trainer):
+        trainer.begin("rl")
+    for step in range(steps):
+        busy.clear()
+        began = time.perf_counter()
+        with residency.awake(trainer):
+            trainer.step(batch, CrossEntropyLoss())
+            trainer.snapshot().release()
+            weights.update_weights(trainer, engine, PolicyVersion(1, step))
+        with residency.awake(engine):
+            engine.generate(requests, Sampling(max_new_tokens=8))
+        walls.append(time.perf_counter() - began)
+        overheads.append(walls[-1] - sum(busy))
+    found["step"] = statistics.median(walls[2:])
+    found["driver_overhead"] = statistics.median(overheads[2:])
+    found["killed_rank_reported"] = killed(trainer, batch, residency)
+    cluster.close()
+    return found
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="tidemill-cluster-") as folder:
+        found = measured(Path(folder), arguments.device, arguments.steps)
+    lines = [
+        {"benchmark": "cluster", "arm": "tidemill", "case": f"two-ranks-{arguments.device}", "metric": name,
+         "value": round(value, 5), "unit": "seconds", "cycle": "median", "verified": True}
+        for name, value in found.items()
+    ]  # fmt: skip
+    for line in lines:
+        print(json.dumps(line))
+    if arguments.json:
+        arguments.json.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for name, value in found.items():
+        print(f"{name:>22} {value * 1e3:10.1f} ms")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
