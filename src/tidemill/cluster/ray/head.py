@@ -27,7 +27,8 @@ def main(settings: dict[str, Any]) -> None:
                 object_store_memory=settings["store_bytes"],
                 include_dashboard=False,
                 log_to_driver=False,
-                _temp_dir=settings["folder"],
+                # Ray opens its folder to everybody; the one around it is closed.
+                _temp_dir=f"{settings['folder']}/r",
                 _plasma_directory=settings["store_folder"],
                 _node_ip_address="127.0.0.1",
             )

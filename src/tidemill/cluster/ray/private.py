@@ -28,7 +28,7 @@ _START = 120.0  # seconds; some take 3, a busy machine more
 _END = 15.0
 _LEAST_STORE, _MOST_STORE = 80 * MIB, 4 * GIB  # Ray refuses to work with less than 75 MiB
 _SHARED_MEMORY = Path("/dev/shm")
-_LONGEST_FOLDER = 40  # of the 107 bytes that a socket's path may have, Ray needs 65 below it
+_LONGEST_FOLDER = 38  # of the 107 bytes that a socket's path may have, Ray needs 67 below it
 
 # One word for all clusters of a driver: Ray reads it once in the life of a process.
 _WORD = secrets.token_hex(32)
