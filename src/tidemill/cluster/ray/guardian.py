@@ -34,6 +34,10 @@ def main(folder: Path, settings: str) -> None:
     driver = os.getppid()
     try:
         _guard(driver, folder, settings)
+        _end_all()
+        # The driver may want to read there why the head ended.
+        while os.getppid() == driver and not _input_ended():
+            pass
     finally:
         _end_all()
         shutil.rmtree(folder, ignore_errors=True)
@@ -46,10 +50,14 @@ def _guard(driver: int, folder: Path, settings: str) -> None:
         )
     # The head's answer goes straight to the driver, and its end is seen there when nobody else holds the pipe.
     os.close(1)
-    while os.getppid() == driver and _adopted_are_reaped(head.pid):
-        # A fork of the driver may hold the other end of our input after its death: hence the look at the parent too.
-        if select.select([0], [], [], 0.5)[0]:
-            return
+    # A fork of the driver may hold the other end of our input after its death: hence the look at the parent too.
+    while os.getppid() == driver and _adopted_are_reaped(head.pid) and not _input_ended():
+        pass
+
+
+def _input_ended() -> bool:
+    """Waits for half a second at most."""
+    return bool(select.select([0], [], [], 0.5)[0])
 
 
 def _adopted_are_reaped(head: int) -> bool:

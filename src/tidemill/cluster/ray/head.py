@@ -17,29 +17,33 @@ __all__ = ["main"]
 
 def main(settings: dict[str, Any]) -> None:
     """Start, tell, wait, clean up."""
-    # What Ray prints on its way is for the log; only the answer goes out.
+    # What Ray prints on its way is for the log; only the answer goes out. Who reads it sees by its end that we ended.
     with os.fdopen(os.dup(1), "w") as out:
         os.dup2(2, 1)
-        try:
-            ray.init(
-                num_cpus=settings["cpus"],
-                num_gpus=settings["gpus"],
-                object_store_memory=settings["store_bytes"],
-                include_dashboard=False,
-                log_to_driver=False,
-                # Ray opens its folder to everybody; the one around it is closed.
-                _temp_dir=f"{settings['folder']}/r",
-                _plasma_directory=settings["store_folder"],
-                _node_ip_address="127.0.0.1",
-            )
-            answer = {"address": ray.get_runtime_context().gcs_address}
-        except Exception as error:  # whatever stops Ray is told to the one who waits
-            answer = {"error": f"{type(error).__name__}: {error}"}
+        answer = _started(settings)
         print(json.dumps(answer), file=out, flush=True)
-    if "address" in answer:
-        sys.stdin.read()
-        ray.shutdown()
-    shutil.rmtree(settings["folder"], ignore_errors=True)
+        if "address" in answer:
+            sys.stdin.read()
+            ray.shutdown()
+            shutil.rmtree(settings["folder"], ignore_errors=True)
+
+
+def _started(settings: dict[str, Any]) -> dict[str, str]:
+    try:
+        ray.init(
+            num_cpus=settings["cpus"],
+            num_gpus=settings["gpus"],
+            object_store_memory=settings["store_bytes"],
+            include_dashboard=False,
+            log_to_driver=False,
+            # Ray opens its folder to everybody; the one around it is closed.
+            _temp_dir=f"{settings['folder']}/r",
+            _plasma_directory=settings["store_folder"],
+            _node_ip_address="127.0.0.1",
+        )
+        return {"address": ray.get_runtime_context().gcs_address}
+    except Exception as error:  # whatever stops Ray is told to the one who waits
+        return {"error": f"{type(error).__name__}: {error}"}
 
 
 if __name__ == "__main__":

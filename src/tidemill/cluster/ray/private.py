@@ -57,7 +57,8 @@ class PrivateCluster:
 
     def check(self) -> None:
         """Raises ClusterError when the cluster is gone."""
-        if self._guardian is not None and self._guardian.poll() is not None:
+        # Nothing comes after the address but the end.
+        if self._guardian is not None and select.select([self._guardian.stdout], [], [], 0)[0]:
             raise ClusterError("the private Ray cluster of this run ended by itself; start the same command again")
 
     def close(self) -> None:
