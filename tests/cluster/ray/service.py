@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from tidemill import faults
 from tidemill.contracts.events import Emit, Metrics, Notice
@@ -27,6 +28,15 @@ class Service:
 
     def rendezvous(self) -> str:
         return self.place.rendezvous
+
+    def sum_of_ranks(self) -> float:
+        """A collective over gloo."""
+        host, _, port = self.place.rendezvous.rpartition(":")
+        store = dist.TCPStore(host, int(port), is_master=False)
+        dist.init_process_group("gloo", store=store, rank=self.place.rank, world_size=self.place.ranks)
+        value = torch.tensor([self.place.rank + 1.0])
+        dist.all_reduce(value)
+        return float(value)
 
     def emits(self) -> None:
         self.emit(Metrics(values={"rank": self.place.rank}))

@@ -20,6 +20,7 @@ KILLED = (
         ("The actor is dead because it was killed by `ray.kill`.", [], "was ended"),
         ("Task was killed due to the node running low on memory.", [], "because its host ran out of memory"),
         ("The actor is dead because its node has died. Node Id: 12", [], "its host is gone"),
+        ("The actor 63 is unavailable: The actor is temporarily unavailable: RpcError", [], "the network to it"),
         ("Worker exits with an exit code 7.", [], "died (exit code 7)"),
         ("something new", [], "died"),
     ],

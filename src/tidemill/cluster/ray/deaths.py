@@ -27,8 +27,8 @@ def cause(said: str, log: Sequence[str]) -> str:
         return "was ended"
     if "memory monitor" in said or "memory usage threshold" in said or "running low on memory" in said:
         return "was killed by Ray because its host ran out of memory"
-    if _HOST_GONE.search(said):
-        return "died (its host is gone, or Ray on it)"
+    if _HOST_GONE.search(said) or "temporarily unavailable" in said:
+        return "died (its host is gone, or Ray on it, or the network to it)"
     if code := _CODE.search(said):
         return f"died (exit code {code.group(1) or code.group(2)})"
     for line in log:

@@ -15,7 +15,7 @@ from tidemill.errors import ClusterError
 
 __all__ = ["Demand", "Reservation", "Spot", "by_host", "reserve", "shortage"]
 
-_LEAST_CPU = 0.001  # Ray wants every bundle to ask for something
+_LEAST_CPU = 0.001  # Ray wants every bundle to ask for something; GPUs are something
 _PLACED = 30.0  # seconds
 
 
@@ -32,21 +32,25 @@ class Demand:
     @property
     def bundles(self) -> list[dict[str, float]]:
         """Resources of each bundle."""
-        cpus = max(self.cpus, _LEAST_CPU)
         if self.colocated:
             both = min(self.ranks, self.replicas)
             alone = max(self.ranks, self.replicas) - both
-            return [self._bundle(2 * cpus)] * both + [self._bundle(cpus)] * alone
-        return [self._bundle(cpus)] * (self.ranks + self.replicas)
+            return [self._bundle(2)] * both + [self._bundle(1)] * alone
+        return [self._bundle(1)] * (self.ranks + self.replicas)
 
-    def _bundle(self, cpus: float) -> dict[str, float]:
-        return {"CPU": cpus, "GPU": self.gpus} if self.gpus else {"CPU": cpus}
+    def _bundle(self, workers: int) -> dict[str, float]:
+        asked = {"CPU": self._cpus * workers, "GPU": float(self.gpus)}
+        return {name: amount for name, amount in asked.items() if amount}
+
+    @property
+    def _cpus(self) -> float:
+        return self.cpus if self.gpus else max(self.cpus, _LEAST_CPU)
 
     @property
     def worker(self) -> dict[str, float]:
         """What one worker takes of its bundle, as `num_cpus` and `num_gpus` of an actor."""
         share = self.gpus / 2 if self.colocated else float(self.gpus)
-        return {"num_cpus": max(self.cpus, _LEAST_CPU), "num_gpus": share}
+        return {"num_cpus": self._cpus, "num_gpus": share}
 
     def total(self, resource: str) -> float:
         """`CPU` or `GPU` of all bundles."""
@@ -55,17 +59,23 @@ class Demand:
 
 def shortage(demand: Demand, there: Mapping[str, float]) -> str:
     """In words, what a cluster with the resources `there` has too little of; empty when it has enough of each."""
-    roles = f"{demand.ranks} trainer rank(s) and {demand.replicas} engine replica(s)"
-    how = "sharing them" if demand.colocated else "each on its own"
+    roles = _counted(demand.ranks, "trainer rank")
+    if demand.replicas:
+        how = "sharing them" if demand.colocated else "each with its own"
+        roles += f" and {_counted(demand.replicas, 'engine replica')}, {how},"
     for resource, lower in (("GPU", "trainer.ranks or engine.replicas"), ("CPU", "cluster.cpus")):
         asked, has = demand.total(resource), there.get(resource, 0.0)
         if asked > has:
             share = ', or use cluster.placement = "colocated"' if resource == "GPU" and not demand.colocated else ""
             return (
-                f"{roles}, {how}, need {asked:g} {resource}s and the Ray cluster has {has:g}; "
+                f"{roles} need {asked:g} {resource}s and the Ray cluster has {has:g}; "
                 f"lower {lower}{share}, or add hosts"
             )
     return ""
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 @dataclass(frozen=True, kw_only=True)
