@@ -5,7 +5,7 @@ import functools
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import ray
@@ -17,7 +17,7 @@ from tidemill.cluster.ray.actors import Role, build_services, start_workers
 from tidemill.cluster.ray.connection import connect, probe
 from tidemill.cluster.ray.group import RayGroup
 from tidemill.cluster.ray.logs import LogTail
-from tidemill.cluster.ray.placing import Demand, Reservation, Spot, reserve
+from tidemill.cluster.ray.placing import Demand, Reservation, reserve
 from tidemill.cluster.ray.private import PrivateCluster
 from tidemill.cluster.ray.waiting import fetched
 from tidemill.cluster.tenant_proxy import Deadlines
@@ -40,7 +40,7 @@ _ANSWER = 120.0  # seconds for a short question
 
 
 class RayCluster:
-    """Implements `Cluster`: an actor a rank. Made, it holds room for the whole run, or has refused to be made.
+    """Implements `Cluster`: an actor a rank. Made, it has every process of the run, or has refused to be made.
 
     `device` is `auto` (the GPUs of the cluster when it has some), `cpu` or `cuda`. `address` is `host:port`, or empty
     for a private cluster. `replicas` may be `auto`, and 0 for a run without an engine. `store_bytes` is the private
@@ -65,12 +65,10 @@ class RayCluster:
         deadline: float = 1800.0,
         store_bytes: int = 0,
     ) -> None:
-        """Raises ClusterError when the cluster cannot be reached or started, or has too little for the run."""
+        """Raises ClusterError when the cluster cannot be reached or started, or has too little, or hosts that differ."""
         self._colocated = placement == "colocated"
-        self._max_batch, self._seed, self._threads = max_batch, seed, threads
-        self._log_folder, self._emit = log_folder, emit
+        self._max_batch, self._emit = max_batch, emit
         self._deadlines = Deadlines(work=deadline, transition=transition_deadline)
-        self._groups: list[RayGroup] = []
         with contextlib.ExitStack() as undo:
             self._private = _joined_or_private(
                 address, device, cpus, _most_workers(ranks, replicas), store_bytes, self._say, undo
@@ -83,11 +81,18 @@ class RayCluster:
                 cpus=cpus,
                 gpus=1 if self._device == "cuda" else 0,
             )
-            self._reservation: Reservation = reserve(self._demand)
-            undo.callback(_quietly, self._reservation.release)
-            self._logs = LogTail(emit)
-            undo.callback(self._logs.close)
-            undo.callback(self._end_groups)
+            reservation = reserve(self._demand)
+            undo.callback(_quietly, reservation.release)
+            logs = LogTail(emit)
+            undo.callback(logs.close)
+            self._places = self._roles(reservation, seed=seed, threads=threads, log_folder=log_folder)
+            for role in self._places.values():
+                for worker in role.names:
+                    logs.add(worker, log_folder / f"{worker}.log")
+            groups = start_workers(list(self._places.values()), emit=emit, check=self._check)
+            self._groups = dict(zip(self._places, groups, strict=True))
+            for group in groups:
+                undo.callback(group.close)
             self._undo = undo.pop_all()
 
     @property
@@ -102,16 +107,12 @@ class RayCluster:
 
     def trainer(self, build: BuildTrainer, *, ranks: int) -> Trainer:
         """See Cluster."""
-        spots = self._reservation.trainer
-        self._check_room("ranks", ranks, len(spots))
-        group = self._start("trainer", spots[:ranks], functools.partial(TrainerService, build), meet=ranks > 1)
+        group = self._built("trainer", ranks, functools.partial(TrainerService, build), meet=ranks > 1)
         return TrainerProxy(group, deadlines=self._deadlines)
 
     def engine(self, build: BuildEngine, *, replicas: int) -> RolloutEngine:
         """See Cluster."""
-        spots = self._reservation.engine
-        self._check_room("replicas", replicas, len(spots))
-        group = self._start("engine", spots[:replicas], functools.partial(EngineService, build), meet=False)
+        group = self._built("engine", replicas, functools.partial(EngineService, build), meet=False)
         return EngineProxy(group, deadlines=self._deadlines, emit=self._emit, max_batch=self._max_batch)
 
     def weight_sync(self, residency: Residency, emit: Emit) -> WeightSync:
@@ -120,9 +121,7 @@ class RayCluster:
 
     def free_bytes(self) -> int:
         """See Cluster. On a CPU the memory of a host is divided among its workers."""
-        members = [member for group in self._groups for member in group.members]
-        if not members:
-            raise ClusterError("cannot tell what is free on devices: no worker was placed yet")
+        members = [member for group in self._groups.values() for member in group.members]
         shares = Counter(member.node for member in members)
         asked = [member.actor.free_bytes.remote(self._device) for member in members]
         try:
@@ -137,22 +136,29 @@ class RayCluster:
         """See Cluster."""
         self._undo.close()
 
-    def _start(self, name: str, spots: Sequence[Spot], make: MakeService, *, meet: bool) -> RayGroup:
-        role = Role(
-            name=name,
-            group=self._reservation.group,
-            spots=spots,
-            takes=self._demand.worker,
-            device=self._device,
-            seed=self._seed,
-            threads=self._threads,
-            log_folder=self._log_folder,
-        )
-        for worker in role.names:
-            self._logs.add(worker, self._log_folder / f"{worker}.log")
-        group = start_workers(role, emit=self._emit, check=self._check)
-        self._groups.append(group)
-        build_services(role, group, make, meet=meet, deadline=self._deadlines.work)
+    def _roles(self, reservation: Reservation, *, seed: int, threads: int, log_folder: Path) -> dict[str, Role]:
+        spots = {"trainer": reservation.trainer, "engine": reservation.engine}
+        return {
+            name: Role(
+                name=name,
+                group=reservation.group,
+                spots=places,
+                takes=self._demand.worker,
+                device=self._device,
+                seed=seed,
+                threads=threads,
+                log_folder=log_folder,
+            )
+            for name, places in spots.items()
+            if places
+        }
+
+    def _built(self, name: str, count: int, make: MakeService, *, meet: bool) -> RayGroup:
+        held = len(self._places[name].spots) if name in self._places else 0
+        if count != held:
+            raise ClusterError(f"cannot place {count} processes of the {name}: this cluster was made for {held}")
+        group = self._groups[name]
+        build_services(self._places[name], group, make, meet=meet, deadline=self._deadlines.work)
         return group
 
     def _say(self, text: str) -> None:
@@ -161,14 +167,6 @@ class RayCluster:
     def _check(self) -> None:
         if self._private is not None:
             self._private.check()
-
-    def _check_room(self, what: str, asked: int, held: int) -> None:
-        if asked > held:
-            raise ClusterError(f"cannot place {asked} {what}: this cluster was made for {held}")
-
-    def _end_groups(self) -> None:
-        for group in self._groups:
-            group.close()
 
 
 def _joined_or_private(
