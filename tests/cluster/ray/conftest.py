@@ -48,7 +48,7 @@ def make_group(private: PrivateCluster, tmp_path_factory: pytest.TempPathFactory
             log_folder=folder or tmp_path_factory.mktemp("run") / "logs",
         )
         try:
-            group = start_workers(role, emit=emit, check=private.check)
+            (group,) = start_workers([role], emit=emit, check=private.check)
             build_services(role, group, Service, meet=True, deadline=120)
             yield group
             group.close()

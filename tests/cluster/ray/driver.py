@@ -50,6 +50,9 @@ def main(how: str) -> None:
             raise RuntimeError("on purpose")
         while how == "wait":
             ray.wait(busy, timeout=0.1)
+        while how == "check":
+            cluster.check()
+            time.sleep(0.1)
     finally:
         # An ordinary end and an exception close the cluster; a signal's handler leads here too.
         ray.shutdown()

@@ -143,3 +143,12 @@ def test_the_cluster_ends_without_its_guardian_too(home: Path) -> None:
         made.process.kill()
         made.process.communicate(timeout=60)
         made.nothing_is_left()
+
+
+def test_a_cluster_that_ends_by_itself_ends_the_driver_too(home: Path) -> None:
+    with driver("check", home) as made:
+        (raylet,) = (process for process in made.below if process.name() == "raylet")
+        raylet.kill()
+        made.process.communicate(timeout=30)
+        assert made.process.returncode != 0
+        made.nothing_is_left()

@@ -53,8 +53,8 @@ def made(values: dict[str, Any], work: Callable[[RayCluster], Any]) -> Any:
         return work(cluster)
 
 
-def started(cluster: RayCluster, count: int = 2) -> RayGroup:
-    return cluster._start("trainer", cluster._reservation.trainer[:count], Service, meet=True)
+def started(cluster: RayCluster) -> RayGroup:
+    return cluster._built("trainer", 2, Service, meet=True)
 
 
 def meeting(cluster: RayCluster) -> dict[str, Any]:
@@ -77,36 +77,33 @@ def busy(cluster: RayCluster) -> str:
         placing._PLACED = 30.0
 
 
-def unshared(cluster: RayCluster) -> str:
+def unshared(values: dict[str, Any]) -> str:
     @contextlib.contextmanager
     def elsewhere(folder: Path) -> Any:
         yield folder / "seen-on-the-driver-only", "text"
 
     before, actors._token = actors._token, elsewhere
     try:
-        return error_of(lambda: started(cluster))
+        return error_of(lambda: made(values, started))
     finally:
         actors._token = before
 
 
-def sharing(cluster: RayCluster) -> dict[str, Any]:
-    """Which GPUs the workers of each role were given; nothing of PyTorch is asked, for there are none."""
-    reserved = cluster._reservation
-    handles, gpus = [], {}
-    for name, spots in (("trainer", reserved.trainer), ("engine", reserved.engine)):
-        role = actors.Role(
-            name=name,
-            group=reserved.group,
-            spots=spots,
-            takes=cluster._demand.worker,
-            device="cuda",
-            seed=0,
-            threads=1,
-            log_folder=Path(),
-        )
-        made_here = [actors._actor(role, spot) for spot in spots]
-        handles += made_here  # an actor ends with its last handle
-        gpus[name] = [facts.gpus for facts in ray.get([handle.facts.remote() for handle in made_here])]
+def sharing(values: dict[str, Any]) -> dict[str, Any]:
+    """Which GPUs the workers of each role are given. There are none, so that PyTorch must not be asked."""
+    before, actors._refuse_unusable = actors._refuse_unusable, lambda *told: None
+    try:
+        return made(values, gpus_of)
+    finally:
+        actors._refuse_unusable = before
+
+
+def gpus_of(cluster: RayCluster) -> dict[str, Any]:
+    facts = {
+        name: ray.get([member.actor.facts.remote() for member in group.members])
+        for name, group in cluster._groups.items()
+    }
+    gpus = {name: [each.gpus for each in told] for name, told in facts.items()}
     return gpus | {"device": cluster.device, "shares": cluster.shares_devices}
 
 
@@ -156,7 +153,7 @@ def main(folder: Path) -> None:
     found["too many"] = error_of(lambda: made(here | {"ranks": 3}, meeting))
     found["no gpu"] = error_of(lambda: made(here | {"device": "cuda"}, meeting))
     found["busy"] = made(here, busy)
-    found["unshared"] = made(here, unshared)
+    found["unshared"] = unshared(here)
     found["orphans"] = death_of_a_driver(nodes.address, folder)
     found["death"] = made(here, lambda cluster: death_of_a_host(cluster, nodes, second))
     nodes.add_node(num_cpus=1, num_gpus=0, env_vars={"TIDEMILL_VERSIONS": "torch=9.9"})
@@ -164,9 +161,9 @@ def main(folder: Path) -> None:
     nodes.add_node(num_cpus=0, num_gpus=2)
     gpus = here | {"device": "auto", "cpus": 0.0, "replicas": "auto"}
     found["no cuda"] = error_of(lambda: made(gpus, started))
-    found["colocated"] = made(gpus, sharing)
-    found["separate"] = made(gpus | {"ranks": 1, "placement": "separate"}, sharing)
-    found["too many gpus"] = error_of(lambda: made(gpus | {"placement": "separate"}, sharing))
+    found["colocated"] = sharing(gpus)
+    found["separate"] = sharing(gpus | {"ranks": 1, "placement": "separate"})
+    found["too many gpus"] = error_of(lambda: made(gpus | {"placement": "separate"}, started))
     print(json.dumps(found), flush=True)  # noqa: T201
     nodes.shutdown()
 

@@ -57,25 +57,50 @@ class Role:
         return len({spot.node for spot in self.spots}) == 1
 
 
-def start_workers(role: Role, *, emit: Emit, check: Callable[[], None]) -> RayGroup:
-    """Actors that are ready to build. Raises ClusterError when a host cannot take part; then none is left."""
-    actors = [_actor(role, spot) for spot in role.spots]
-    try:
-        facts: list[HostFacts] = _answers(role, [actor.facts.remote() for actor in actors], check)
-        _refuse_other_versions(facts)
-        with _token(role.log_folder) as token:
-            starts = _starts(role, token)
-            told = [actor.prepare.remote(start) for actor, start in zip(actors, starts, strict=True)]
-            _refuse_unusable(role, facts, _answers(role, told, check))
-    except BaseException:
-        for actor in actors:
-            ray.kill(actor)
-        raise
-    members = [
-        Member(name=start.name, host=_host(fact), node=spot.node, pid=fact.pid, actor=actor, log=start.log)
-        for start, fact, spot, actor in zip(starts, facts, role.spots, actors, strict=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Seat:
+    """One worker that is being started."""
+
+    role: Role
+    name: str
+    spot: Spot
+    actor: ActorHandle
+
+
+def start_workers(roles: Sequence[Role], *, emit: Emit, check: Callable[[], None]) -> list[RayGroup]:
+    """Actors that are ready to build, a group a role; all start at the same time.
+
+    Raises ClusterError when a host cannot take part, before anything is built; then no actor is left.
+    """
+    seats = [
+        _Seat(role=role, name=name, spot=spot, actor=_actor(role, spot))
+        for role in roles
+        for name, spot in zip(role.names, role.spots, strict=True)
     ]
-    return RayGroup(members, emit=emit, check=check)
+    try:
+        facts: list[HostFacts] = _answers(seats, [seat.actor.facts.remote() for seat in seats], check)
+        _refuse_other_versions(facts)
+        with _token(roles[0].log_folder) as token:
+            starts = [_start(seat, token) for seat in seats]
+            told = [seat.actor.prepare.remote(start) for seat, start in zip(seats, starts, strict=True)]
+            _refuse_unusable(seats, facts, _answers(seats, told, check))
+    except BaseException:
+        for seat in seats:
+            ray.kill(seat.actor)
+        raise
+    members: dict[str, list[Member]] = {role.name: [] for role in roles}
+    for seat, fact, start in zip(seats, facts, starts, strict=True):
+        members[seat.role.name].append(
+            Member(
+                name=seat.name,
+                host=_host(fact),
+                node=seat.spot.node,
+                pid=fact.pid,
+                actor=seat.actor,
+                log=start.log,
+            )
+        )
+    return [RayGroup(members[role.name], emit=emit, check=check) for role in roles]
 
 
 def build_services(role: Role, group: RayGroup, make: MakeService, *, meet: bool, deadline: float) -> None:
@@ -105,23 +130,20 @@ def _actor(role: Role, spot: Spot) -> ActorHandle:
     return handle
 
 
-def _starts(role: Role, token: tuple[Path, str]) -> list[Start]:
-    beside = Counter(spot.node for spot in role.spots)
-    return [
-        Start(
-            name=name,
-            device=role.device,
-            seed=role.seed,
-            threads=role.threads,
-            beside=beside[spot.node],
-            fault_text=faults.told(),
-            log=role.log_folder / f"{name}.log",
-            token=token,
-            alone=role.alone,
-            ip=spot.ip,
-        )
-        for name, spot in zip(role.names, role.spots, strict=True)
-    ]
+def _start(seat: _Seat, token: tuple[Path, str]) -> Start:
+    role = seat.role
+    return Start(
+        name=seat.name,
+        device=role.device,
+        seed=role.seed,
+        threads=role.threads,
+        beside=Counter(spot.node for spot in role.spots)[seat.spot.node],
+        fault_text=faults.told(),
+        log=role.log_folder / f"{seat.name}.log",
+        token=token,
+        alone=role.alone,
+        ip=seat.spot.ip,
+    )
 
 
 def _host(facts: HostFacts) -> str:
@@ -134,17 +156,18 @@ def _refuse_other_versions(facts: Sequence[HostFacts]) -> None:
         raise ClusterError(f"cannot use hosts that differ: {differing}; install the same versions on both")
 
 
-def _refuse_unusable(role: Role, facts: Sequence[HostFacts], why: Sequence[str]) -> None:
-    for name, fact, reason in zip(role.names, facts, why, strict=True):
-        if reason and "sees no GPU" in reason:
+def _refuse_unusable(seats: Sequence[_Seat], facts: Sequence[HostFacts], why: Sequence[str]) -> None:
+    for seat, fact, reason in zip(seats, facts, why, strict=True):
+        if "sees no GPU" in reason:
             raise ClusterError(
-                f"cannot use {_host(fact)} for {name} on cuda: {reason}; install a PyTorch for its GPUs, or set "
+                f"cannot use {_host(fact)} for {seat.name} on cuda: {reason}; install a PyTorch for its GPUs, or set "
                 "run.device = cpu"
             )
         if reason:
             raise ClusterError(
-                f"cannot use {_host(fact)} for {name}: it cannot use the run folder {role.log_folder.parent}: "
-                f"{reason}; put run.dir on a file system that every host sees under the same path"
+                f"cannot use {_host(fact)} for {seat.name}: it cannot use the run folder "
+                f"{seat.role.log_folder.parent}: {reason}; put run.dir on a file system that every host sees under the "
+                "same path"
             )
 
 
@@ -160,7 +183,7 @@ def _token(folder: Path) -> Any:
         path.unlink(missing_ok=True)
 
 
-def _answers(role: Role, references: Sequence[Any], check: Callable[[], None]) -> list[Any]:
+def _answers(seats: Sequence[_Seat], references: Sequence[Any], check: Callable[[], None]) -> list[Any]:
     """Values of calls to workers that are not called through a group yet. Raises ClusterError."""
     ends = time.monotonic() + _START
     values: dict[int, Any] = {}
@@ -168,23 +191,23 @@ def _answers(role: Role, references: Sequence[Any], check: Callable[[], None]) -
         check()
         left = [index for index in range(len(references)) if index not in values]
         if time.monotonic() > ends:
-            names = ", ".join(role.names[index] for index in left)
             raise ClusterError(
-                f"cannot start {names}: no answer within {format_seconds(_START)}; see what keeps their hosts busy"
+                f"cannot start {', '.join(seats[index].name for index in left)}: no answer within "
+                f"{format_seconds(_START)}; see what keeps their hosts busy"
             )
         ready([references[index] for index in left], SLICE)
-        values |= {index: _value(role, index, references[index]) for index in left if ready([references[index]], 0.0)}
+        values |= {index: _value(seats[index], references[index]) for index in left if ready([references[index]], 0.0)}
     return [values[index] for index in range(len(references))]
 
 
-def _value(role: Role, worker: int, reference: Any) -> Any:
+def _value(seat: _Seat, reference: Any) -> Any:
     try:
         return fetched(reference, _START)
     except RayError as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         failure = ClusterError(
-            f"cannot start {role.names[worker]} on {role.spots[worker].ip}: {lines[-1]}; install tidemill and what it "
-            "needs on that host as on this one"
+            f"cannot start {seat.name} on {seat.spot.ip}: {lines[-1]}; install tidemill and what it needs on that "
+            "host as on this one"
         )
         failure.add_note("\n".join(lines))
         raise failure from None

@@ -14,7 +14,7 @@ from ray.exceptions import RayError
 from tidemill.cluster.engine_proxy import EngineProxy
 from tidemill.cluster.engine_service import EngineService
 from tidemill.cluster.ray.actors import Role, build_services, start_workers
-from tidemill.cluster.ray.connection import connect, probe
+from tidemill.cluster.ray.connection import connect, probe, refuse_second_connection
 from tidemill.cluster.ray.group import RayGroup
 from tidemill.cluster.ray.logs import LogTail
 from tidemill.cluster.ray.placing import Demand, Reservation, reserve
@@ -65,7 +65,7 @@ class RayCluster:
         deadline: float = 1800.0,
         store_bytes: int = 0,
     ) -> None:
-        """Raises ClusterError when the cluster cannot be reached or started, or has too little, or hosts that differ."""
+        """Raises ClusterError for a cluster that cannot be reached or started, has too little, or hosts that differ."""
         self._colocated = placement == "colocated"
         self._max_batch, self._emit = max_batch, emit
         self._deadlines = Deadlines(work=deadline, transition=transition_deadline)
@@ -179,6 +179,7 @@ def _joined_or_private(
     undo: contextlib.ExitStack,
 ) -> PrivateCluster | None:
     """Connect; `undo` gets what ends it."""
+    refuse_second_connection()
     if address:
         probe(address)
         connect(address, private=False, say=say)

@@ -19,11 +19,19 @@ from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-d
 
 from tidemill.errors import ClusterError
 
-__all__ = ["connect", "probe"]
+__all__ = ["connect", "probe", "refuse_second_connection"]
 
 _TCP = 5.0
 _ANSWER = 10.0
 _SAID = 200  # characters: Ray's messages are long, and the first sentence says it
+
+
+def refuse_second_connection() -> None:
+    """A process is connected to one cluster at most. Raises ClusterError."""
+    if ray.is_initialized():
+        raise ClusterError(
+            "cannot use Ray for this run: this process is connected to a Ray cluster already; call ray.shutdown() first"
+        )
 
 
 def connect(address: str, *, private: bool, say: Callable[[str], None]) -> None:
@@ -31,10 +39,6 @@ def connect(address: str, *, private: bool, say: Callable[[str], None]) -> None:
 
     Raises ClusterError.
     """
-    if ray.is_initialized():
-        raise ClusterError(
-            "cannot use Ray for this run: this process is connected to a Ray cluster already; call ray.shutdown() first"
-        )
     _read_environment_again()
     ray_worker.print_to_stdstream = functools.partial(_told, say)
     try:

@@ -6,10 +6,12 @@ Started as `python -m tidemill.cluster.ray.head SETTINGS`, JSON. One line of JSO
 
 import json
 import os
+import select
 import shutil
 import sys
 from typing import Any
 
+import psutil
 import ray
 
 __all__ = ["main"]
@@ -23,9 +25,17 @@ def main(settings: dict[str, Any]) -> None:
         answer = _started(settings)
         print(json.dumps(answer), file=out, flush=True)
         if "address" in answer:
-            sys.stdin.read()
+            _wait()
             ray.shutdown()
             shutil.rmtree(settings["folder"], ignore_errors=True)
+
+
+def _wait() -> None:
+    """Until the input ends, or one of the daemons without which nothing goes on: Ray itself takes long to see that."""
+    vital = [child for child in psutil.Process().children() if child.name() in ("gcs_server", "raylet")]
+    while not select.select([0], [], [], 0.5)[0]:
+        if any(not child.is_running() or child.status() == psutil.STATUS_ZOMBIE for child in vital):
+            return
 
 
 def _started(settings: dict[str, Any]) -> dict[str, str]:

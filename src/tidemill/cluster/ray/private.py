@@ -58,7 +58,7 @@ class PrivateCluster:
     def check(self) -> None:
         """Raises ClusterError when the cluster is gone."""
         # Nothing comes after the address but the end.
-        if self._guardian is not None and select.select([self._guardian.stdout], [], [], 0)[0]:
+        if self._guardian is not None and _readable(self._guardian, 0):
             raise ClusterError("the private Ray cluster of this run ended by itself; start the same command again")
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ def _until_line(guardian: "subprocess.Popen[bytes]") -> Iterator[bytes]:
     assert guardian.stdout is not None
     ends = time.monotonic() + _START
     while time.monotonic() < ends:
-        if not select.select([guardian.stdout], [], [], 0.5)[0]:
+        if not _readable(guardian, 0.5):
             continue
         piece = os.read(guardian.stdout.fileno(), 65536)
         yield piece
@@ -127,6 +127,11 @@ def _until_line(guardian: "subprocess.Popen[bytes]") -> Iterator[bytes]:
         f"cannot start a private Ray cluster: it was not ready within {format_seconds(_START)}; "
         "see what else keeps this machine busy"
     )
+
+
+def _readable(guardian: "subprocess.Popen[bytes]", seconds: float) -> bool:
+    assert guardian.stdout is not None
+    return bool(select.select([guardian.stdout], [], [], seconds)[0])
 
 
 def store_for(*, shared: int, memory: int) -> tuple[int, str]:
