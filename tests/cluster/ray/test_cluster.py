@@ -1,7 +1,6 @@
 """tidemill.cluster.ray.cluster: a trainer of several ranks, placed, called, and a whole run of it."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -13,7 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.crash.small_run import STEPS, prepare, recipe
+from tests.crash.small_run import prepare, recipe
 
 from tidemill.cluster.ray.cluster import RayCluster
 from tidemill.config.engine import replicas_for
@@ -89,7 +88,7 @@ def test_replicas_are_one_on_each_gpu_that_is_shared() -> None:
 
 def run(base: Path, folder: Path) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "tidemill.cli.main", "run", str(recipe(base, folder))]
-    words = ["cluster.use=ray", "trainer.ranks=2", "engine.replicas=2", "steps=14"]
+    words = ["cluster.use=ray", "trainer.ranks=2", "engine.replicas=1"]
     return subprocess.Popen(
         [*command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
     )
@@ -102,7 +101,7 @@ def steps_of(folder: Path) -> int:
 
 
 @pytest.mark.slow
-def test_a_run_that_ctrl_c_stops_saves_leaves_nothing_behind_and_goes_on(tmp_path: Path) -> None:
+def test_a_run_that_ctrl_c_stops_saves_and_leaves_nothing_behind(tmp_path: Path) -> None:
     prepare(tmp_path)
     folder = tmp_path / "run"
     first = run(tmp_path, folder)
@@ -110,22 +109,14 @@ def test_a_run_that_ctrl_c_stops_saves_leaves_nothing_behind_and_goes_on(tmp_pat
     while steps_of(folder) < 4 and time.monotonic() < ends and first.poll() is None:
         time.sleep(0.05)
     below = psutil.Process(first.pid).children(recursive=True)
-    assert sum(process.name().startswith("ray::RayWorker") for process in below) == 4
+    assert sum(process.name().startswith("ray::RayWorker") for process in below) == 3
     os.killpg(first.pid, signal.SIGINT)
     _, err = first.communicate(timeout=120)
     assert first.returncode == 130, err
+    assert "starting 2 trainer ranks and 1 engine replica, sharing them, on cpu, on a private Ray cluster" in err
     assert list((folder / "checkpoints").iterdir())
     _, alive = psutil.wait_procs(below, timeout=10)
     assert alive == []
-    second = run(tmp_path, folder)
-    _, err = second.communicate(timeout=240)
-    assert second.returncode == 0, err
-    summary = json.loads((folder / "summary.json").read_text())
-    assert (summary["steps"], summary["finished"]) == (STEPS, True)
-    assert "ray" not in err.lower(), err
-    assert sorted(path.name for path in (folder / "logs").iterdir()) == [
-        "engine-0.log",
-        "engine-1.log",
-        "trainer-0.log",
-        "trainer-1.log",
-    ]
+    assert "raylet" not in err
+    logs = {"engine-0.log", "trainer-0.log", "trainer-1.log"}
+    assert {path.name for path in (folder / "logs").iterdir()} == logs

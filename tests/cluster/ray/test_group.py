@@ -10,18 +10,19 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from ray.exceptions import OutOfDiskError
 from tests.cluster.ray.conftest import Make
 
 from tidemill import faults
 from tidemill.cluster import calling
-from tidemill.cluster.ray.group import RayGroup
+from tidemill.cluster.ray.group import Member, RayGroup
 from tidemill.cluster.ray.private import PrivateCluster
-from tidemill.contracts.events import Event, Metrics, Notice
+from tidemill.contracts.events import Event, Metrics, Notice, ignore
 from tidemill.contracts.workers import WorkerGroup
 from tidemill.errors import Interrupted, TrainerError, WorkerDiedError, WorkerError
 
@@ -236,3 +237,14 @@ def test_logs_lie_where_they_were_asked_for(make_group: Make, tmp_path: Path) ->
     assert sorted(path.name for path in (tmp_path / "deep" / "logs").iterdir()) == ["engine-0.log"]
     with pytest.raises(WorkerError, match="engine-0 was ended"):
         made.start(0, "add", 1, 1)
+
+
+def test_what_ray_cannot_take_in_is_told_with_what_to_free(tmp_path: Path) -> None:
+    def full(*arguments: Any) -> None:
+        raise OutOfDiskError("Local disk is full")
+
+    actor: Any = SimpleNamespace(call=SimpleNamespace(remote=full))
+    member = Member(name="trainer-0", host="alpha", node="", pid=0, actor=actor, log=tmp_path / "log")
+    group = RayGroup([member], emit=ignore, check=lambda: None)
+    with pytest.raises(WorkerError, match=r"cannot send 'add' to trainer-0 on alpha: OutOfDiskError(.|\n)*free memory"):
+        group.call("add", 1, 1, deadline=10)

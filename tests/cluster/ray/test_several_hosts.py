@@ -56,8 +56,8 @@ def test_ranks_on_different_hosts_meet_by_an_address_that_both_reach(found: dict
 
 
 def test_a_cluster_too_small_is_refused_with_both_numbers(found: dict[str, Any]) -> None:
-    assert "3 trainer ranks need 3 CPUs and the Ray cluster has 2" in found["too many"]
-    assert "need 3 GPUs and the Ray cluster has 2" in found["too many gpus"]
+    assert "the Ray cluster has 2 CPUs, and 3 are needed for 3 trainer ranks; lower cluster.cpus" in found["too many"]
+    assert "the Ray cluster has 2 GPUs, and 3 are needed for 2 trainer ranks and 1" in found["too many gpus"]
     assert 'cluster.placement = "colocated"' in found["too many gpus"]
 
 

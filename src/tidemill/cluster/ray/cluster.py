@@ -83,6 +83,7 @@ class RayCluster:
             )
             reservation = reserve(self._demand)
             undo.callback(_quietly, reservation.release)
+            emit(Notice(text=_started(reservation, self._demand, self._device, address)))
             logs = LogTail(emit)
             undo.callback(logs.close)
             self._places = self._roles(reservation, seed=seed, threads=threads, log_folder=log_folder)
@@ -167,6 +168,12 @@ class RayCluster:
     def _check(self) -> None:
         if self._private is not None:
             self._private.check()
+
+
+def _started(reservation: Reservation, demand: Demand, device: str, address: str) -> str:
+    hosts = len({spot.node for spot in [*reservation.trainer, *reservation.engine]})
+    where = "a private Ray cluster" if not address else f"{hosts} host(s) of the Ray cluster at {address}"
+    return f"starting {demand.words()}, on {device}, on {where}"
 
 
 def _joined_or_private(

@@ -126,7 +126,14 @@ class RayGroup:
         if self._ended:
             raise WorkerError(f"{self._members[worker].name} was ended; it can be asked nothing more")
         self._check()
-        return RayPending(self, worker, getattr(self._members[worker].actor, kind).remote(*arguments), doing)
+        member = self._members[worker]
+        try:
+            return RayPending(self, worker, getattr(member.actor, kind).remote(*arguments), doing)
+        except RayError as error:
+            raise WorkerError(
+                f"cannot send {doing!r} to {member.name} on {member.host}: {type(error).__name__}: "
+                f"{_last_line(error)}; free memory or disk where Ray keeps its objects (/dev/shm, then the temporary folder)"
+            ) from error
 
     def control(self, worker: int, method: str, *arguments: Any, deadline: float) -> Any:
         """See WorkerGroup."""
@@ -174,5 +181,5 @@ class RayGroup:
         ready(references, min(seconds, SLICE))
 
 
-def _last_line(error: RayTaskError) -> str:
+def _last_line(error: RayError) -> str:
     return [line for line in str(error).splitlines() if line.strip()][-1].strip()

@@ -52,6 +52,14 @@ class Demand:
         share = self.gpus / 2 if self.colocated else float(self.gpus)
         return {"num_cpus": self._cpus, "num_gpus": share}
 
+    def words(self) -> str:
+        """Who is to be placed."""
+        words = _counted(self.ranks, "trainer rank")
+        if not self.replicas:
+            return words
+        how = "sharing them" if self.colocated else "each with its own"
+        return f"{words} and {_counted(self.replicas, 'engine replica')}, {how}"
+
     def total(self, resource: str) -> float:
         """`CPU` or `GPU` of all bundles."""
         return sum(bundle.get(resource, 0) for bundle in self.bundles)
@@ -59,16 +67,12 @@ class Demand:
 
 def shortage(demand: Demand, there: Mapping[str, float]) -> str:
     """In words, what a cluster with the resources `there` has too little of; empty when it has enough of each."""
-    roles = _counted(demand.ranks, "trainer rank")
-    if demand.replicas:
-        how = "sharing them" if demand.colocated else "each with its own"
-        roles += f" and {_counted(demand.replicas, 'engine replica')}, {how},"
     for resource, lower in (("GPU", "trainer.ranks or engine.replicas"), ("CPU", "cluster.cpus")):
         asked, has = demand.total(resource), there.get(resource, 0.0)
         if asked > has:
             share = ', or use cluster.placement = "colocated"' if resource == "GPU" and not demand.colocated else ""
             return (
-                f"{roles} need {asked:g} {resource}s and the Ray cluster has {has:g}; "
+                f"the Ray cluster has {has:g} {resource}s, and {asked:g} are needed for {demand.words()}; "
                 f"lower {lower}{share}, or add hosts"
             )
     return ""
