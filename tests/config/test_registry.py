@@ -143,7 +143,9 @@ def test_an_unknown_recorder_is_a_problem_of_the_settings(loaded: Load) -> None:
 def test_a_missing_library_is_answered_with_the_install_command(loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WandbSettings, "requires", ("a_library_that_nobody_has",))
     assert missing_libraries(WandbSettings()).endswith("which is not installed; pip install 'tidemill[wandb]'")
-    assert missing_libraries(RayClusterSettings()).endswith("pip install 'tidemill[ray]'")
+    monkeypatch.setattr(RayClusterSettings, "requires", ("a_library_that_nobody_has",))
+    with pytest.raises(SettingsError, match=r"cluster\.use.*pip install 'tidemill\[ray\]'"):
+        loaded("cluster.use=ray")
     with pytest.raises(PluginError, match=r"cannot build wandb: .*pip install 'tidemill\[wandb\]'"):
         implementation(WandbSettings())
     with pytest.raises(SettingsError, match=r"recorder\.use.*pip install 'tidemill\[wandb\]'"):

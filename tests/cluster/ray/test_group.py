@@ -39,7 +39,7 @@ def group(make_group: Make) -> Iterator[RayGroup]:
 @pytest.fixture(scope="module")
 def victims(make_group: Make) -> Iterator[RayGroup]:
     """Workers of which each test kills one of its own."""
-    with faults.armed("victim-3/add=kill@2"), make_group("victim", 6, lambda event: None, threads=1) as made:
+    with faults.armed("victim-2/add=kill@2"), make_group("victim", 3, lambda event: None, threads=1) as made:
         yield made
 
 
@@ -188,47 +188,31 @@ def died(pending: Any) -> tuple[str, list[str], float]:
     return str(caught.value), caught.value.__notes__, time.monotonic() - began
 
 
-def test_a_killed_worker_is_reported_in_seconds_with_the_end_of_its_log(victims: RayGroup) -> None:
-    victims.start(1, "say", "the last thing it did").result(20)
-    pending = victims.start(1, "wait", 60.0)
+def test_a_killed_worker_is_reported_in_seconds_with_the_end_of_its_log(victims: RayGroup, group: RayGroup) -> None:
+    victims.start(0, "say", "the last thing it did").result(20)
+    pending = victims.start(0, "wait", 60.0)
+    reader = group.start(1, "add", victims.start(0, "add", 1, 1), 1)
     time.sleep(0.3)
-    os.kill(victims.members[1].pid, signal.SIGKILL)
+    os.kill(victims.members[0].pid, signal.SIGKILL)
     message, notes, seconds = died(pending)
-    assert message.startswith("victim-1 on ") and "was killed" in message
+    assert message.startswith("victim-0 on ") and "was killed" in message
     assert "the last thing it did" in notes[0]
     assert seconds < 10
-    assert "victim-1" in died(victims.start(1, "add", 1, 1))[0]
+    assert "victim-0" in died(victims.start(0, "add", 1, 1))[0]
+    with pytest.raises(WorkerError, match="trainer-1"):
+        reader.result(20)
+    assert group.start(1, "add", 1, 1).result(20) == 2
 
 
 def test_a_crash_is_told_with_its_stack(victims: RayGroup) -> None:
-    message, notes, _ = died(victims.start(2, "crash"))
-    assert "victim-2" in message and "crashed (segmentation fault)" in message
+    message, notes, _ = died(victims.start(1, "crash"))
+    assert "victim-1" in message and "crashed (segmentation fault)" in message
     assert "in crash" in notes[0]
 
 
 def test_a_fault_point_counts_in_the_worker_that_it_names(victims: RayGroup) -> None:
-    assert victims.start(3, "add", 1, 1).result(20) == 2
-    assert "victim-3" in died(victims.start(3, "add", 1, 1))[0]
-
-
-def test_a_value_whose_worker_died_is_an_error_of_its_reader(victims: RayGroup) -> None:
-    gone = victims.start(4, "leave", 3)
-    with pytest.raises(WorkerError, match="victim-0"):
-        victims.start(0, "add", gone, 1).result(60)
-    assert victims.start(0, "add", 1, 1).result(20) == 2
-
-
-def test_the_first_failure_is_raised_and_the_others_are_ended(
-    victims: RayGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(calling, "GRACE", 0.3)
-    pending = [victims.start(worker, "fail_on", 5) for worker in (0, 5)]
-    with pytest.raises(TrainerError, match="rank 5") as caught:
-        victims.gather(pending, "fail_on", 60)
-    assert "in victim-0" in caught.value.__notes__[0] or "in victim-" in caught.value.__notes__[0]
-    for worker in (0, 5):
-        with pytest.raises(WorkerError, match="was ended"):
-            victims.start(worker, "add", 1, 1)
+    assert victims.start(2, "add", 1, 1).result(20) == 2
+    assert "victim-2" in died(victims.start(2, "add", 1, 1))[0]
 
 
 def test_logs_lie_where_they_were_asked_for(make_group: Make, tmp_path: Path) -> None:
@@ -248,3 +232,14 @@ def test_what_ray_cannot_take_in_is_told_with_what_to_free(tmp_path: Path) -> No
     group = RayGroup([member], emit=ignore, check=lambda: None)
     with pytest.raises(WorkerError, match=r"cannot send 'add' to trainer-0 on alpha: OutOfDiskError(.|\n)*free memory"):
         group.call("add", 1, 1, deadline=10)
+
+
+def test_the_first_failure_is_raised_and_the_others_are_ended(group: RayGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calling, "GRACE", 0.3)
+    with pytest.raises(TrainerError, match="rank 1") as caught:
+        group.call("fail_on", 1, deadline=60)
+    notes = "\n".join(caught.value.__notes__)
+    assert "in trainer-1" in notes
+    assert "trainer-0 waited for it in vain and was ended" in notes
+    with pytest.raises(WorkerError, match="trainer-0 was ended"):
+        group.call("add", 1, 1, deadline=20)

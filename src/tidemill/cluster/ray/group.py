@@ -132,7 +132,8 @@ class RayGroup:
         except RayError as error:
             raise WorkerError(
                 f"cannot send {doing!r} to {member.name} on {member.host}: {type(error).__name__}: "
-                f"{_last_line(error)}; free memory or disk where Ray keeps its objects (/dev/shm, then the temporary folder)"
+                f"{_last_line(error)}; free memory or disk where Ray keeps its objects: /dev/shm, then the temporary "
+                "folder"
             ) from error
 
     def control(self, worker: int, method: str, *arguments: Any, deadline: float) -> Any:
