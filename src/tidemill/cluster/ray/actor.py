@@ -136,7 +136,7 @@ def _print_to(log: Path) -> None:
 
 def _prepared(start: Start, hold: Callable[["Worker"], None]) -> str:
     """In the thread of the calls."""
-    threads = start.threads or max(1, len(os.sched_getaffinity(0)) // start.beside)
+    threads = start.threads or max(1, _cores() // start.beside)
     os.environ.update(_environment(start, threads))
     import numpy as np
     import torch
@@ -151,6 +151,12 @@ def _prepared(start: Start, hold: Callable[["Worker"], None]) -> str:
     if start.device == "cuda" and not torch.cuda.is_available():
         return f"PyTorch {torch.__version__} sees no GPU there"
     return ""
+
+
+def _cores() -> int:
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _environment(start: Start, threads: int) -> dict[str, str]:

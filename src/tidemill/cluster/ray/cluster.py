@@ -81,8 +81,8 @@ class RayCluster:
                 cpus=cpus,
                 gpus=1 if self._device == "cuda" else 0,
             )
+            # Given back when the driver leaves. To ask for it earlier would wait for a cluster that is gone.
             reservation = reserve(self._demand)
-            undo.callback(_quietly, reservation.release)
             emit(Notice(text=_started(reservation, self._demand, self._device, address)))
             logs = LogTail(emit)
             undo.callback(logs.close)

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import ray
+from ray import _raylet
 from ray._private import ray_constants
 from ray._private import worker as ray_worker
-from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]  # compiled
 
 from tidemill.errors import ClusterError
 
@@ -96,8 +96,9 @@ def _told(say: Callable[[str], None], data: Mapping[str, Any], **_: Any) -> None
 
 def _read_environment_again() -> None:
     """Ray reads how to authenticate once, when it is imported; the cluster may be younger than that."""
-    Config.initialize("")
-    AuthenticationTokenLoader.instance().reset_cache()
+    if hasattr(_raylet, "AuthenticationTokenLoader"):  # not in Ray before 2.52, which knows no tokens
+        _raylet.Config.initialize("")  # type: ignore[attr-defined]  # compiled
+        _raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from tidemill.cluster.calling import gather, raise_failure
 from tidemill.cluster.ray.deaths import death
@@ -173,7 +173,9 @@ class RayGroup:
         member = self._members[worker]
         if isinstance(error, RayTaskError):
             # Raised past our own code: a value that cannot be sent, or an argument whose worker died.
-            return WorkerError(f"{member.name} on {member.host} could not answer: {_last_line(error)}")
+            giver = "the worker that was to give it a value died"
+            why = giver if isinstance(error.cause, RayActorError) else _last_line(error)
+            return WorkerError(f"{member.name} on {member.host} could not answer: {why}")
         return death(member.name, member.host, str(error), last_lines(member.log), str(member.log))
 
     def _wait(self, some: Sequence[Pending], seconds: float) -> None:

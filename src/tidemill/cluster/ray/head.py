@@ -25,17 +25,20 @@ def main(settings: dict[str, Any]) -> None:
         answer = _started(settings)
         print(json.dumps(answer), file=out, flush=True)
         if "address" in answer:
-            _wait()
-            ray.shutdown()
+            if _dismissed():
+                ray.shutdown()
             shutil.rmtree(settings["folder"], ignore_errors=True)
+            # Leaving in order, Ray would look for daemons that are gone for seconds, and the driver would not know.
+            os._exit(0)
 
 
-def _wait() -> None:
-    """Until the input ends, or one of the daemons without which nothing goes on: Ray itself takes long to see that."""
+def _dismissed() -> bool:
+    """Waits. True when the input ended, False when a daemon did: Ray itself takes long to see that."""
     vital = [child for child in psutil.Process().children() if child.name() in ("gcs_server", "raylet")]
     while not select.select([0], [], [], 0.5)[0]:
         if any(not child.is_running() or child.status() == psutil.STATUS_ZOMBIE for child in vital):
-            return
+            return False
+    return True
 
 
 def _started(settings: dict[str, Any]) -> dict[str, str]:
