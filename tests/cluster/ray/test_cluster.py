@@ -80,6 +80,24 @@ def test_a_process_has_one_cluster_at_a_time(cluster: RayCluster, tmp_path: Path
         RayCluster(**settings(tmp_path))
 
 
+def test_a_cluster_that_is_gone_is_told_at_once_and_closed_in_seconds(cluster: RayCluster, tmp_path: Path) -> None:
+    cluster.close()
+    made = RayCluster(**settings(tmp_path))
+    trainer = made.trainer(build_fake_rank, ranks=2)
+    below = psutil.Process().children(recursive=True)
+    (daemon,) = (process for process in below if process.name() == "gcs_server")
+    daemon.kill()
+    began = time.monotonic()
+    # Calls go past this daemon: nothing but a look at the cluster tells.
+    with pytest.raises(ClusterError, match="ended by itself; start the same command again"):
+        while time.monotonic() - began < 5:
+            trainer.sleep()
+            trainer.wake_up(Part.ALL)
+    made.close()
+    assert time.monotonic() - began < 15
+    assert [process for process in below if process.is_running()] == []
+
+
 def test_replicas_are_one_on_each_gpu_that_is_shared() -> None:
     assert replicas_for("auto", ranks=4, shares_gpus=True) == 4
     assert replicas_for("auto", ranks=4, shares_gpus=False) == 1
