@@ -191,3 +191,57 @@ def test_an_abandoned_save_that_lives_on_is_never_written_beside(desk: Desk, mon
     writer.submit(desk.staged(2), must=True)
     writer.wait()
     assert (writer.durable_step, most[0]) == (2, 1)
+
+
+def unreleasable(step: int, released: list[str]) -> Staged:
+    """Two snapshots, of which the later one does not let go."""
+
+    def release() -> None:
+        raise ZeroDivisionError("held")
+
+    state = RunState(step=step, attempt=1, seed=0, cursor=Cursor(), warm_up_cursor=Cursor())
+    parts = {"trainer": Snapshot(release=lambda: released.append("trainer")), "critic": Snapshot(release=release)}
+    return stage(state, parts)
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_a_failed_save_whose_snapshot_cannot_be_released_surfaces_with_a_note_and_is_over(
+    desk: Desk, background: bool
+) -> None:
+    writer, released = desk.writer(failing, background=background), list[str]()
+    writer.submit(unreleasable(1, released), must=False)
+    writer.wait()
+    assert writer.in_flight == -1 and released == ["trainer"]
+    with pytest.raises(CheckpointError, match="cannot save step 1") as caught:
+        writer.surface()
+    assert "ZeroDivisionError('held')" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_a_durable_save_whose_snapshot_cannot_be_released_is_durable_and_over(desk: Desk, background: bool) -> None:
+    writer, released = desk.writer(quick, background=background), list[str]()
+    writer.submit(unreleasable(1, released), must=True)
+    writer.wait()
+    writer.surface()
+    assert (writer.durable_step, writer.in_flight, desk.after) == (1, -1, [1])
+    assert "trainer" in released and desk.statuses() == ["durable"]
+    assert any("could not all be released" in e.text for e in desk.events if isinstance(e, Notice))
+    writer.submit(desk.staged(2), must=True)
+    writer.wait()
+    assert writer.durable_step == 2
+
+
+def test_a_save_that_is_refused_says_so_whatever_its_release_says(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidemill.checkpoint.writer._NOTICE_ABANDON", 0.05)
+    go = threading.Event()
+
+    def hung(staged: Staged, advance: Callable[[int], None]) -> Path:
+        go.wait(20)
+        return Path("x")
+
+    writer = desk.writer(hung, patience=0.1)
+    writer.submit(desk.staged(1), must=True)
+    with pytest.raises(CheckpointError, match="step 1: it is not durable") as caught:
+        writer.submit(unreleasable(2, []), must=True)
+    assert caught.value.__notes__ == ["and a snapshot could not be released: ZeroDivisionError('held')"]
+    go.set()

@@ -19,7 +19,7 @@ from tidemill.checkpoint.durable import fsync_folder, make_folder, write_durably
 from tidemill.checkpoint.identity import check_identity
 from tidemill.checkpoint.retention import prune
 from tidemill.checkpoint.rng import RandomState
-from tidemill.checkpoint.staged import Staged, stage
+from tidemill.checkpoint.staged import Staged, release_after, stage
 from tidemill.checkpoint.stored import StoredCheckpoint
 from tidemill.checkpoint.writer import Writer
 from tidemill.contracts.checkpoint import Snapshot, Stateful
@@ -213,9 +213,8 @@ class CheckpointManager:
             for name, part in self._parts.items():
                 taken[name] = part.snapshot()
             return stage(state, taken)
-        except BaseException:
-            for snapshot in taken.values():
-                snapshot.release()
+        except BaseException as error:
+            release_after(error, taken.values())
             raise
 
     def _rehearse(self, state: RunState) -> Staged:

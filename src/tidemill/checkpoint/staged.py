@@ -1,7 +1,8 @@
 """A state on its way to the disk: every file laid out before anything is written."""
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tidemill.checkpoint.cover import cover_problems
@@ -13,7 +14,7 @@ from tidemill.contracts.checkpoint import Shard, Snapshot, TensorSpec
 from tidemill.contracts.state import RunState
 from tidemill.errors import CheckpointError
 
-__all__ = ["Staged", "StagedFile", "stage"]
+__all__ = ["Staged", "StagedFile", "release_after", "stage"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,9 +62,19 @@ class Staged:
         return sum(file.part == part for file in self.files)
 
     def release(self) -> None:
-        """Let go of the snapshots; may be called twice."""
-        for snapshot in self.snapshots.values():
+        """Let go of all snapshots, whichever of them fails to; may be called twice."""
+        with contextlib.ExitStack() as stack:
+            for snapshot in self.snapshots.values():
+                stack.callback(snapshot.release)
+
+
+def release_after(error: BaseException, snapshots: Iterable[Snapshot]) -> None:
+    """Let go of all `snapshots` because of `error`, which is to be raised on: what fails here is a note to it."""
+    for snapshot in snapshots:
+        try:
             snapshot.release()
+        except Exception as second:
+            error.add_note(f"and a snapshot could not be released: {second!r}")
 
 
 def stage(state: RunState, snapshots: Mapping[str, Snapshot]) -> Staged:

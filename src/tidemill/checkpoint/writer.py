@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tidemill.checkpoint.staged import Staged
+from tidemill.checkpoint.staged import Staged, release_after
 from tidemill.contracts.events import CheckpointEvent, Emit, Notice, PhaseDone, Progress
 from tidemill.errors import CheckpointError
 from tidemill.units import format_seconds
@@ -83,8 +83,8 @@ class Writer:
             return
         try:
             self.wait()
-        except BaseException:
-            staged.release()
+        except BaseException as error:
+            release_after(error, staged.snapshots.values())
             raise
         self._job = job
         self._thread = threading.Thread(target=self._write, args=(job,), name="checkpoint-writer", daemon=True)
@@ -128,6 +128,13 @@ class Writer:
         )
 
     def _write(self, job: _Job) -> None:
+        try:
+            self._save(job)
+        finally:
+            if self._job is job:
+                self._job = None
+
+    def _save(self, job: _Job) -> None:
         start, began = time.time(), time.perf_counter()
         staged = job.staged
         try:
@@ -146,18 +153,26 @@ class Writer:
                 )
             )
         except BaseException as error:
-            self._failed(job, error)
+            failure = self._failed(job, error)
+            if left := self._let_go(staged):
+                failure.add_note(left)
             if not isinstance(error, Exception) and not self._background:
                 raise
         else:
             self._tidy(staged)
-        finally:
+
+    def _let_go(self, staged: Staged) -> str:
+        """Release the snapshots. Says what could not be released, which changes nothing of what became of the save."""
+        try:
             staged.release()
-            if self._job is job:
-                self._job = None
+        except Exception as error:
+            text = f"what was copied for the save of step {staged.step} could not all be released: {error!r}"
+            self._emit(Notice(text=text, level="warning"))
+            return text
+        return ""
 
     def _tidy(self, staged: Staged) -> None:
-        staged.release()
+        self._let_go(staged)
         try:
             self._after(staged.step)
         except Exception as error:
@@ -171,7 +186,7 @@ class Writer:
 
         return advance
 
-    def _failed(self, job: _Job, error: BaseException) -> None:
+    def _failed(self, job: _Job, error: BaseException) -> CheckpointError:
         step = job.staged.step
         if isinstance(error, CheckpointError):
             failure = error
@@ -180,9 +195,10 @@ class Writer:
             failure.__cause__ = error
         self._emit(CheckpointEvent(time=time.time(), status="failed", step=step, path="", reason=str(failure)))
         if job.abandoned:
-            return
+            return failure
         if self._stop or job.must:
             self._failure = failure
-            return
+            return failure
         text = f"{failure}; the run goes on because checkpoint.on_failure is continue"
         self._emit(Notice(text=text, level="warning"))
+        return failure
