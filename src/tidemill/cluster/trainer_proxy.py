@@ -27,7 +27,7 @@ from tidemill.contracts.batch import Batch, StepReport
 from tidemill.contracts.checkpoint import Saved, Snapshot
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.workers import WorkerGroup
-from tidemill.errors import TrainerError, WorkerError
+from tidemill.errors import TrainerError, WorkerDiedError, WorkerError
 from tidemill.weights.parcel import Parcel
 
 if TYPE_CHECKING:
@@ -56,14 +56,14 @@ class TrainerProxy(TenantProxy):
         """As Tenant's; then process groups, when every rank has its memory. A failure in those ends the workers."""
         super().wake_up(part)
         if self._parked:
-            self._groups("revive", "wake")
+            self._groups("revive", f"wake {self.name}")
             self._parked = False
 
     def sleep(self) -> None:
         """As Tenant's; then process groups, when every rank sleeps. A failure in those ends the workers."""
         super().sleep()
         if not self._parked:
-            self._groups("park", "put to sleep")
+            self._groups("park", f"put {self.name} to sleep")
             self._parked = True
 
     def _groups(self, method: str, doing: str) -> None:
@@ -72,9 +72,9 @@ class TrainerProxy(TenantProxy):
         except BaseException as cause:
             # Some ranks may have the groups and some not: whoever entered a collective now would wait for ever.
             self._group.close()
-            reason = f"cannot {doing} {self.name}: {cause}; its process groups are in no known state"
+            reason = f"cannot {doing}: {cause}; its process groups are in no known state"
             self._lose(f"{reason}, so its workers were ended")
-            if not isinstance(cause, Exception):
+            if isinstance(cause, WorkerDiedError) or not isinstance(cause, Exception):
                 raise
             raise WorkerError(f"{reason}, so its workers were ended; resume the run from its checkpoint") from cause
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from tidemill.errors import ClusterError
+from tidemill.errors import ClusterError, WorkerDiedError
 from tidemill.units import GIB, MIB, format_bytes, format_seconds
 
 __all__ = ["PrivateCluster", "store_for"]
@@ -56,10 +56,10 @@ class PrivateCluster:
         return self._folder
 
     def check(self) -> None:
-        """Raises ClusterError when the cluster is gone."""
+        """Raises WorkerDiedError when the cluster is gone."""
         # Nothing comes after the address but the end.
         if self._guardian is not None and _readable(self._guardian, 0):
-            raise ClusterError("the private Ray cluster of this run ended by itself; start the same command again")
+            raise WorkerDiedError("the private Ray cluster of this run ended by itself; start the same command again")
 
     def close(self) -> None:
         """End it. May be called twice."""
