@@ -1,6 +1,7 @@
 """The host copy saver (`tidemill.residency.savers.host_arena`): sleep that really releases, wake that is exact."""
 
 import copy
+import dataclasses
 import threading
 import weakref
 
@@ -442,6 +443,22 @@ def test_a_load_that_does_not_fit_changes_nothing(run: Run) -> None:
             run.saver.load(attempt)
         assert same(run.state(), before)
         assert run.saver.sealed_key == run.version
+
+
+def test_a_load_whose_bytes_run_short_changes_no_tensor_and_the_next_snapshot_is_of_these(run: Run) -> None:
+    run.step(0)
+    run.saver.capture(run.version)
+    then = run.saver.snapshot()
+    run.step(1)
+    before = run.state()
+    last = list(then.tensors)[-1]
+    short = dataclasses.replace(then.tensors[last], data=memoryview(b""))
+    with pytest.raises(CheckpointError, match=f"cannot load '{last}': 0 bytes were read where"):
+        run.saver.load({**then.tensors, last: short})
+    assert same(run.state(), before)
+    run.saver.capture(run.version)
+    run.saver.load(run.saver.snapshot().tensors)
+    assert same(run.state(), before)
 
 
 def test_loading_while_asleep_is_refused(run: Run) -> None:

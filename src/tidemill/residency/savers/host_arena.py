@@ -211,7 +211,8 @@ class HostArenaSaver:
     def load(self, tensors: Mapping[str, SavedTensor]) -> None:
         """Put saved bytes into the device tensors, by way of the pages; all parts must be awake. Unseals.
 
-        Strict: raises CheckpointError, and changes nothing, unless names, dtypes, shapes and sizes are the ledger's.
+        Strict: raises CheckpointError, and changes nothing, unless names, dtypes and shapes are the ledger's; and, with
+        the device tensors as they were, when the bytes cannot be read or are too few.
         """
         with self._lock:
             self._require_frozen("load")
