@@ -62,10 +62,11 @@ class FakeTrainer:
     name = "trainer"
     gate = OpenGate()
 
-    def __init__(self, size: int = 1000, ranks: int = 0) -> None:
-        """`ranks` 0 is one process: no shards."""
+    def __init__(self, size: int = 1000, ranks: int = 0, replicas: int = 1) -> None:
+        """`ranks` 0 is one process: no shards. Each of `replicas` is cut over equally many ranks; the first writes."""
         self.size = size
-        self.workers = [FakeWorker(rank) for rank in range(ranks)]
+        self.spread = {"ranks": ranks, "replicas": replicas} if ranks else {}
+        self.workers = [FakeWorker(rank) for rank in range(ranks // replicas)]
         self.updates = 0
         self.data = self.wanted(0)
         self.parts = Part.ALL
@@ -112,7 +113,7 @@ class FakeTrainer:
                 released.set()
                 self.held -= 1
 
-        extra = {"updates": self.updates}
+        extra = {"updates": self.updates, **self.spread}
         if self.workers:
             arrays: dict[str, Any] = {name: np.frombuffer(data, dtype=np.float32) for name, data in self.data.items()}
             cut = zip(self.workers, shards_of(arrays, len(self.workers)), strict=True)
@@ -256,9 +257,9 @@ def ranks() -> int:
 
 @pytest.fixture
 def make_rig(tmp_path: Path, ranks: int) -> MakeRig:
-    """Start a run: settings by name; `folder` is the run's own unless given, `of` the number of ranks."""
+    """Start a run: settings by name; `folder` is the run's own unless given, `of` ranks in `replicas`."""
 
-    def make(folder: Path | None = None, of: int = ranks, **options: Any) -> Rig:
-        return Rig(folder or tmp_path / "checkpoints", options, FakeTrainer(ranks=of))
+    def make(folder: Path | None = None, of: int = ranks, replicas: int = 1, **options: Any) -> Rig:
+        return Rig(folder or tmp_path / "checkpoints", options, FakeTrainer(ranks=of, replicas=replicas))
 
     return make

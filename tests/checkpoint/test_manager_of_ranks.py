@@ -1,4 +1,7 @@
-"""A trainer of several ranks: what can go wrong in one of them (tidemill.checkpoint.manager, .staged)."""
+"""A trainer of several ranks: what can go wrong in one of them.
+
+Modules: tidemill.checkpoint.manager, tidemill.checkpoint.staged, tidemill.checkpoint.ranks.
+"""
 
 import errno
 import threading
@@ -10,6 +13,7 @@ from typing import Any
 import pytest
 
 from tidemill.checkpoint.manifest import MANIFEST, Manifest
+from tidemill.checkpoint.ranks import ranks_in_words
 from tidemill.contracts.events import Notice
 from tidemill.errors import CheckpointError, WorkerError
 from tidemill.faults import armed
@@ -163,6 +167,30 @@ def test_any_number_of_ranks_resumes_and_a_change_is_told(make_rig: MakeRig, now
     assert all(f"resumed on {max(now, 1)} rank" in text for text in told)
     rig.run(6)
     assert rig.is_at(6)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        ((4, 2), (4, 2), ""),
+        ((4, 2), (2, 1), "saved by 4 ranks in 2 replicas, resumed on 2 ranks: "),
+        ((2, 1), (4, 2), "saved by 2 ranks, resumed on 4 ranks in 2 replicas: "),
+        ((4, 2), (4, 1), "saved by 4 ranks in 2 replicas, resumed on 4 ranks: "),
+        ((2, 2), (1, 1), "saved by 2 ranks in 2 replicas, resumed on 1 rank: "),
+    ],
+)
+def test_replicas_write_fewer_files_than_there_are_ranks_and_a_change_of_either_is_told(
+    make_rig: MakeRig, before: tuple[int, int], now: tuple[int, int], said: str
+) -> None:
+    make_rig(of=before[0], replicas=before[1]).run(2)
+    rig = make_rig(of=now[0], replicas=now[1], attempt=2)
+    rig.restore()
+    told = [event.text for event in rig.events if isinstance(event, Notice) and "was saved by" in event.text]
+    assert len(told) == bool(said) and all(said in text for text in told)
+
+
+def test_what_an_earlier_version_saved_was_of_one_rank() -> None:
+    assert ranks_in_words({"updates": 3}) == ranks_in_words({"ranks": 1, "replicas": 1}) == "1 rank"
 
 
 def test_a_sleeping_trainer_of_ranks_is_saved_without_a_lease(make_rig: MakeRig) -> None:

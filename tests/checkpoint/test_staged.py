@@ -24,7 +24,6 @@ def test_files_are_named_by_part_and_number_and_their_sizes_known_from_specs_alo
     assert [file.specs["w"].shape for file in made.files] == [(2, 3), (2, 3), (1, 3), (0, 3)]
     assert [file.bytes - 4096 for file in made.files] == [28, 28, 16, 4]
     assert made.total_bytes == sum(file.bytes for file in made.files) + len(made.state)
-    assert made.shards("trainer") == 4 and made.shards("data") == 0
 
 
 def test_a_part_in_one_piece_is_one_shard_and_a_part_without_tensors_none() -> None:

@@ -17,6 +17,7 @@ from tidemill.checkpoint.changes import changed_settings
 from tidemill.checkpoint.commit import Committer
 from tidemill.checkpoint.durable import fsync_folder, make_folder, write_durably
 from tidemill.checkpoint.identity import check_identity
+from tidemill.checkpoint.ranks import ranks_in_words
 from tidemill.checkpoint.retention import prune
 from tidemill.checkpoint.rng import RandomState
 from tidemill.checkpoint.staged import Staged, release_after, stage
@@ -132,12 +133,12 @@ class CheckpointManager:
         return state
 
     def _tell_ranks(self, stored: StoredCheckpoint, staged: Staged) -> None:
-        for part in self._parts:
-            before, now = stored.manifest.shards(part), staged.shards(part)
-            if before and now and before != now:
+        for part, snapshot in staged.snapshots.items():
+            before, now = ranks_in_words(stored.parts[part].extra), ranks_in_words(snapshot.extra)
+            if before != now:
                 text = (
-                    f"{part} was saved by {_ranks(before)}, resumed on {_ranks(now)}: it goes on from the same state, "
-                    "but sums over ranks are taken in another order, so that numbers differ a little from here on"
+                    f"{part} was saved by {before}, resumed on {now}: it goes on from the same state, but sums over "
+                    "ranks are taken in another order, so that numbers differ a little from here on"
                 )
                 self._emit(Notice(text=text))
 
@@ -233,10 +234,6 @@ class CheckpointManager:
                 f"cannot resume from {stored.path}: it holds the state of {name}, which this run has not; configure "
                 "it again, or start another run.dir"
             )
-
-
-def _ranks(count: int) -> str:
-    return f"{count} rank{'' if count == 1 else 's'}"
 
 
 _NO_STATE: dict[str, Any] = {"step": 0, "attempt": 0, "seed": 0, "cursor": {}, "warm_up_cursor": {}}

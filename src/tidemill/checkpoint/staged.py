@@ -57,10 +57,6 @@ class Staged:
     state: bytes
     total_bytes: int
 
-    def shards(self, part: str) -> int:
-        """How many files hold the tensors of `part`."""
-        return sum(file.part == part for file in self.files)
-
     def release(self) -> None:
         """Let go of all snapshots, whichever of them fails to; may be called twice."""
         with contextlib.ExitStack() as stack:

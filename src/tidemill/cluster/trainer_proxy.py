@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tidemill.algorithms.deal import deal, deal_rows
+from tidemill.algorithms.token_ids import check_token_ids
 from tidemill.cluster.pulled_weights import pulled_weights
 from tidemill.cluster.remote_shard import RemoteShard
 from tidemill.cluster.tenant_proxy import Deadlines, TenantProxy
@@ -89,7 +90,7 @@ class TrainerProxy(TenantProxy):
         """See Trainer; rows are dealt over ranks by their tokens, and the report is of all of them."""
         self._refuse_unless_awake(Part.ALL, "step")
         self._refuse_if_torn("step")
-        self._check_ids(batch)
+        check_token_ids(batch, vocabulary=self._described.vocabulary)
         shares = deal(batch, ranks=self._ranks, minibatches=self._described.minibatches)
         with self._changing("a step"):
             reports: list[StepReport] = self._use_each(
@@ -101,21 +102,13 @@ class TrainerProxy(TenantProxy):
         """See Trainer; each row is computed by one rank."""
         self._refuse_unless_awake(Part.WEIGHTS, "log_probs")
         self._refuse_if_torn("compute log-probs")
-        self._check_ids(batch)
+        check_token_ids(batch, vocabulary=self._described.vocabulary)
         shares = deal_rows(batch, ranks=self._ranks)
         values = self._use_each("log_probs", [(share.batch,) for share in shares], deadline=self._deadlines.work)
         found = np.zeros(batch.tokens, np.float32)
         for share, own in zip(shares, values, strict=True):
             found[share.positions] = own
         return found
-
-    def _check_ids(self, batch: Batch) -> None:
-        words = self._described.vocabulary
-        if batch.tokens and not 0 <= batch.token_ids.min() <= batch.token_ids.max() < words:
-            raise TrainerError(
-                f"cannot use a batch with token ids from {batch.token_ids.min()} to {batch.token_ids.max()}: the model "
-                f"has {words} words, so they come from another tokenizer; check `model` and the data"
-            )
 
     def weight_specs(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
         """See WeightSource. It was asked once: nothing is communicated."""

@@ -134,8 +134,8 @@ class Snapshot:
     """State of one part at one moment, in host memory, that nothing changes until `release` is called.
 
     `tensors` go into a safetensors file, `extra` (JSON values) into state.json. A part of several ranks has `shards`
-    instead of tensors, one for each rank that has something to write. `release` may be called from any thread, more
-    than once.
+    instead of tensors, one for each rank that has something to write; its `extra` says `ranks`, and in how many
+    `replicas` of the whole they are, so that a change is told. `release` may be called from any thread, more than once.
     """
 
     tensors: Mapping[str, TensorBytes] = field(default_factory=dict)

@@ -26,7 +26,17 @@ BATCHES = [ragged_batch(seed=seed, rows=6, longest=20) for seed in range(4)]
 
 
 def contents(saved: Saved) -> dict[str, Any]:
-    return {name: (tensor.shape, bytes(tensor.data)) for name, tensor in saved.tensors.items()} | {"extra": saved.extra}
+    """All but how many ranks there were."""
+    extra = {name: value for name, value in saved.extra.items() if name not in ("ranks", "replicas")}
+    return {name: (tensor.shape, bytes(tensor.data)) for name, tensor in saved.tensors.items()} | {"extra": extra}
+
+
+@pytest.mark.parametrize(("ranks", "replicas"), [(2, 1), (4, 2)])
+def test_a_snapshot_says_how_many_ranks_and_replicas_there_were(
+    groups: Groups, uneven_models: Uneven, ranks: int, replicas: int
+) -> None:
+    extra = groups.start(uneven_models(True), ranks, replicas=replicas).saved().extra
+    assert (extra["ranks"], extra["replicas"]) == (ranks, replicas)
 
 
 def trained(group: RankGroup) -> RankGroup:

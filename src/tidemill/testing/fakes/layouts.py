@@ -56,7 +56,7 @@ class InShards:
             for shard in shards:
                 shard.held = False
 
-        return Snapshot(shards=shards, extra=extra, release=release)
+        return Snapshot(shards=shards, extra={**extra, "ranks": self.count}, release=release)
 
     def read(self, tensor: SavedTensor) -> Array:
         """Each rank its own rows."""

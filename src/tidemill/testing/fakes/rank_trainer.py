@@ -66,6 +66,7 @@ class FakeRankTrainer(FakeTenant):
         shards = place.ranks // replicas
         self.rows = np.array_split(np.arange(SHAPE[0]), shards)[place.rank % shards]
         self.saves = place.rank < shards
+        self._spread = {"ranks": place.ranks, "replicas": replicas}
         self.shards = shards
         self.minibatches = minibatches
         self.vocabulary = WORDS
@@ -193,7 +194,7 @@ class FakeRankTrainer(FakeTenant):
             for name, array in source.items()
             if self.saves and array.size
         }
-        return Snapshot(tensors=tensors, extra={"phase": self.phase, "updates": self.updates})
+        return Snapshot(tensors=tensors, extra={"phase": self.phase, "updates": self.updates} | self._spread)
 
     def load(self, saved: Saved) -> None:
         """This rank's rows of each."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tidemill import faults
 from tidemill.algorithms.deal import deal
+from tidemill.algorithms.token_ids import check_token_ids
 from tidemill.contracts.algorithm import Loss
 from tidemill.contracts.batch import Batch, StepReport
 from tidemill.contracts.checkpoint import Saved, Snapshot
@@ -159,7 +160,7 @@ class FsdpTrainer:
     def step(self, batch: Batch, loss: Loss) -> StepReport:
         """`update` of this rank's share, which it deals itself: every rank is given the whole batch."""
         self._gate.check(Part.ALL, "step")
-        self._check_ids(batch)
+        check_token_ids(batch, vocabulary=self._words)
         dealt = deal(batch, ranks=self._place.ranks, minibatches=self._minibatches)
         return self.update(dealt[self._place.rank], loss)
 
@@ -176,7 +177,7 @@ class FsdpTrainer:
                 'cannot step: no phase has begun, so there is no learning rate; call `begin("rl")` first'
             )
         for batch in minibatches:
-            self._check_ids(batch)
+            check_token_ids(batch, vocabulary=self._words)
         settings = self._phases[self._progress.phase]
         lr = learning_rate(settings, self._progress.updates)
         with phase(self._emit, "train", self.name), self._updating():
@@ -208,17 +209,10 @@ class FsdpTrainer:
                 "checkpoint or start the run again"
             )
 
-    def _check_ids(self, batch: Batch) -> None:
-        if batch.tokens and not 0 <= batch.token_ids.min() <= batch.token_ids.max() < self._words:
-            raise TrainerError(
-                f"cannot use a batch with token ids from {batch.token_ids.min()} to {batch.token_ids.max()}: the model "
-                f"has {self._words} words, so they come from another tokenizer; check `model` and the data"
-            )
-
     def log_probs(self, batch: Batch) -> Float32[np.ndarray, " N"]:
         """Under the present weights, at the batch's temperature; of this rank's rows. A collective."""
         self._gate.check(Part.WEIGHTS, "log_probs")
-        self._check_ids(batch)
+        check_token_ids(batch, vocabulary=self._words)
         try:
             return self._passes.log_probs(self._updates.log_probs_plan(batch), batch)
         finally:
@@ -253,7 +247,8 @@ class FsdpTrainer:
         if not self._memory.holds(self._version):
             self._gate.check(Part.ALL, "snapshot")
             self._memory.capture(self._version)
-        return self._memory.snapshot(self._progress.to_json() | {"total_steps": self._total_steps()})
+        spread = {"ranks": self._ranks.count, "replicas": self._ranks.count // self._ranks.shards}
+        return self._memory.snapshot(self._progress.to_json() | {"total_steps": self._total_steps()} | spread)
 
     def load(self, saved: Saved) -> None:
         """Parameters, moments and counts. Raises CheckpointError, and changes nothing, unless all of them are there.
