@@ -1,15 +1,19 @@
 """The recorded `new_group` (`tidemill.compat.recorded_groups`)."""
 
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch.distributed import device_mesh
 from torch.distributed import distributed_c10d as c10d
 
 from tidemill.compat.recorded_groups import RecordedGroups
 from tidemill.errors import ResidencyError
+
+OURS = timedelta(seconds=7)
 
 
 def begin() -> None:
@@ -25,7 +29,7 @@ def world() -> Iterator[None]:
 
 @pytest.fixture
 def recorded() -> Iterator[RecordedGroups]:
-    made = RecordedGroups()
+    made = RecordedGroups(timeout=OURS)
     yield made
     made.remove()
 
@@ -72,17 +76,45 @@ def test_a_torch_that_keeps_the_function_elsewhere_is_refused(
     assert dist.new_group is plain
 
 
-def test_a_wrapper_around_ours_is_left_to_those_who_laid_it(
-    recorded: RecordedGroups, monkeypatch: pytest.MonkeyPatch
+def test_a_wrapper_around_ours_is_left_to_those_who_laid_it_and_ours_within_records_no_more(
+    world: None, recorded: RecordedGroups
 ) -> None:
     plain = dist.new_group
     recorded.install()
+    ours: Any = dist.new_group
 
     def theirs(*positional: Any, **keyword: Any) -> Any:
-        return plain(*positional, **keyword)
+        return ours(*positional, **keyword)
 
-    monkeypatch.setattr(dist, "new_group", theirs)
-    recorded.remove()
-    assert dist.new_group is theirs
-    assert c10d.new_group is plain
-    dist.new_group = plain
+    dist.new_group = theirs
+    try:
+        recorded.remove()
+        assert dist.new_group is theirs
+        assert c10d.new_group is plain
+        dist.new_group([0])
+        assert recorded.names == set()
+    finally:
+        # Not by monkeypatch, which would put back ours.
+        dist.new_group = plain
+
+
+def timeout_of(group: Any) -> timedelta:
+    found: timedelta = group._get_backend(torch.device("cpu")).options._timeout
+    return found
+
+
+def test_a_group_made_without_a_timeout_has_ours_and_one_made_with_keeps_its_own(
+    world: None, recorded: RecordedGroups
+) -> None:
+    recorded.install()
+    theirs = timedelta(seconds=3)
+    groups = [dist.new_group(), dist.new_group([0]), dist.new_group([0], None, "gloo"), dist.new_group(timeout=None)]
+    kept = [dist.new_group([0], theirs), dist.new_group([0], timeout=theirs)]
+    assert {timeout_of(group) for group in groups} == {OURS}
+    assert {timeout_of(group) for group in kept} == {theirs}
+    del groups, kept
+    dist.destroy_process_group()
+    begin()
+    recorded.replay(alive=recorded.names)
+    made = sorted(str(name) for name in recorded.names)
+    assert sorted({timeout_of(c10d._resolve_process_group(name)) for name in made}) == [theirs, OURS]

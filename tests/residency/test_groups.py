@@ -4,12 +4,15 @@ import gc
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -113,6 +116,8 @@ def test_the_first_collective_after_revive_may_be_one_of_some_ranks_only(start: 
 
 def make_halves(rank: Rank) -> None:
     rank.kept["mesh"] = rank.groups.mesh((2, 2), ("replicate", "shard"))
+    found = [group._get_backend(torch.device("cpu")).options._timeout for group in c10d._world.pg_map]
+    assert found == [timedelta(seconds=rank.deadline)] * 3
 
 
 def sum_over_half(rank: Rank) -> float:
@@ -124,15 +129,16 @@ def sum_over_half(rank: Rank) -> float:
 # What stays flat
 
 
-@pytest.mark.parametrize("cycles", [20, pytest.param(50, marks=pytest.mark.slow)])
-def test_many_rounds_leave_groups_threads_files_and_hooks_flat(start: Callable[..., SpawnedGroup], cycles: int) -> None:
-    start(2).call("run", go_round, cycles, deadline=120)
+def test_fifty_rounds_leave_groups_threads_files_and_hooks_flat(start: Callable[..., SpawnedGroup]) -> None:
+    start(2).call("run", go_round, 50, deadline=120)
 
 
 def go_round(rank: Rank, cycles: int) -> None:
     mesh = rank.groups.mesh((1, 2), ("replicate", "shard"))
     job = Job(rank.place.rank, mesh)
     rank.groups.follow([job.model])
+    # Every library that is imported would be gone through at each collection.
+    gc.freeze()
     seen = []
     for seed in range(cycles):
         rank.groups.park()
@@ -198,6 +204,32 @@ def die_after_meeting(rank: Rank) -> None:
 
 def is_parked(rank: Rank) -> bool:
     return rank.groups.parked and not dist.is_initialized()
+
+
+def test_a_collective_of_some_ranks_ends_with_the_deadline_when_one_of_them_does_not_come(
+    start: Callable[..., SpawnedGroup],
+) -> None:
+    ranks = start(2, Impatient)
+    ranks.call("run", make_pair, deadline=30)
+    for revived in (False, True):
+        if revived:
+            ranks.call("run", park, deadline=30)
+            ranks.call("run", revive, deadline=30)
+        message, seconds = ranks.start(0, "run", wait_for_the_other).result(20)
+        assert "imed out" in message
+        assert 0.5 < seconds < 5
+
+
+def make_pair(rank: Rank) -> None:
+    rank.kept["pair"] = dist.new_group([0, 1]).group_name
+    gc.collect()
+
+
+def wait_for_the_other(rank: Rank) -> tuple[str, float]:
+    began = time.monotonic()
+    with pytest.raises(RuntimeError) as caught:
+        dist.all_reduce(torch.ones(1), group=c10d._resolve_process_group(rank.kept["pair"]))
+    return str(caught.value), time.monotonic() - began
 
 
 # Use while parked, and what others do
@@ -371,6 +403,22 @@ def test_ranks_that_never_join_are_named() -> None:
     with pytest.raises(ResidencyError, match="ranks 0, 2 of 3 did not come"):
         ProcessGroups(place=Place(rank=1, ranks=3, rendezvous=open_rendezvous("127.0.0.1")), deadline=0.3)
     assert dist.new_group is plain
+
+
+def test_a_rendezvous_is_reached_at_its_own_address_and_at_no_other_of_this_machine() -> None:
+    port = int(open_rendezvous("127.0.0.1").rpartition(":")[2])
+    socket.create_connection(("127.0.0.1", port), 5).close()
+    families = (socket.AF_INET, socket.AF_INET6)
+    there = {str(one.address) for each in psutil.net_if_addrs().values() for one in each if one.family in families}
+    for address in (there | {"127.0.0.2", "::1"}) - {"127.0.0.1"}:
+        with pytest.raises(OSError):
+            socket.create_connection((address, port), 5)
+
+
+def test_a_rendezvous_at_an_address_that_is_not_of_this_machine_is_refused() -> None:
+    for host in ("192.0.2.1", "no-such-host.invalid"):
+        with pytest.raises(ClusterError, match=f"meeting point for ranks at {host}: .*--node-ip-address"):
+            open_rendezvous(host)
 
 
 def test_one_rendezvous_serves_one_world_after_the_other(start: Callable[..., SpawnedGroup]) -> None:

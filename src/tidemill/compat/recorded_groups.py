@@ -8,6 +8,7 @@ that offers it). Check: `install` raises unless each module that calls `new_grou
 import functools
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -35,9 +36,13 @@ class _Call:
 
 
 class RecordedGroups:
-    """The calls of `new_group` since `install`, in order. Ranks make the same calls in the same order."""
+    """The calls of `new_group` since `install`, in order. Ranks make the same calls in the same order.
 
-    def __init__(self) -> None:
+    Collectives of a group for which no other timeout is asked end after `timeout`: torch would wait for half an hour.
+    """
+
+    def __init__(self, *, timeout: timedelta) -> None:
+        self._timeout = timeout
         self._calls: list[_Call] = []
         self._make: Callable[..., Any] = distributed_c10d.new_group
         self._wrapper: Callable[..., Any] = self._make
@@ -55,6 +60,10 @@ class RecordedGroups:
 
         @functools.wraps(make)
         def recorded(*positional: Any, **keyword: Any) -> Any:
+            if self._wrapper is not recorded:
+                # Others may have kept this function, or put it back, after `remove`.
+                return make(*positional, **keyword)
+            positional, keyword = self._ending(positional, keyword)
             before = frozenset(_present())
             group = make(*positional, **keyword)
             self._calls.append(_Call(positional=positional, keyword=keyword, name=_name(group), before=before))
@@ -91,6 +100,15 @@ class RecordedGroups:
                     "made while the others were parked, or not through `new_group`"
                 )
         self._destroy_all_but(alive)
+
+    def _ending(self, positional: tuple[Any, ...], keyword: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The same call, with our timeout where it has none: `timeout` is the second of its arguments."""
+        if len(positional) > 1:
+            ranks, timeout, *others = positional
+            return (ranks, self._timeout if timeout is None else timeout, *others), keyword
+        if keyword.get("timeout") is None:
+            return positional, {**keyword, "timeout": self._timeout}
+        return positional, keyword
 
     def _destroy_all_but(self, kept: Collection[str]) -> None:
         surplus = _present() & self.names - set(kept)

@@ -9,6 +9,7 @@ Not covered, and refused: groups made by `split_group` (bind no `device_id`), an
 
 import contextlib
 import gc
+import socket
 import sys
 import time
 import weakref
@@ -28,7 +29,7 @@ from tidemill import faults
 from tidemill.compat.fsdp_internals import owners_of_groups
 from tidemill.compat.recorded_groups import RecordedGroups
 from tidemill.contracts.workers import Place
-from tidemill.errors import ResidencyError
+from tidemill.errors import ClusterError, ResidencyError
 from tidemill.residency.meeting import MeetingPoint
 from tidemill.residency.references import References
 
@@ -42,11 +43,27 @@ _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
 def open_rendezvous(host: str) -> str:
-    """Start the store at which ranks meet, in this process, on any free port; `host:port`. It ends with the process."""
-    server = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-    address = f"{host}:{server.port}"
+    """Start the store at which ranks meet, in this process, on any free port; `host:port`. It ends with the process.
+
+    It answers at that address only, not at others of this machine: it asks nobody who they are. Raises ClusterError.
+    """
+    try:
+        # Left to bind by itself, the store listens on all interfaces.
+        listener = socket.create_server((host, 0), family=_family(host))
+    except OSError as error:
+        raise ClusterError(
+            f"cannot open a meeting point for ranks at {host}: {error}; it must be an address of this machine: start "
+            "Ray here with `--node-ip-address` set to one that the other hosts reach"
+        ) from error
+    port = listener.getsockname()[1]
+    server = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    address = f"{host}:{port}"
     _servers[address] = server
     return address
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
 
 
 class ProcessGroups:
@@ -64,6 +81,7 @@ class ProcessGroups:
                 f"{dist.get_world_size()} ranks; close that one, or keep the trainer in a process of its own"
             )
         self._place = place
+        self._timeout = timedelta(seconds=deadline)
         self._deadline = deadline
         self._device = torch.device("cuda", 0) if place.device == "cuda" else torch.device(place.device)
         if self._device.type == "cuda":
@@ -71,7 +89,7 @@ class ProcessGroups:
             torch.cuda.set_device(self._device)
         self._meeting = MeetingPoint(place=place, prefix=f"world{_joined[place.rendezvous]}/", deadline=deadline)
         self._generation = 0
-        self._calls = RecordedGroups()
+        self._calls = RecordedGroups(timeout=self._timeout)
         self._alive: set[str] = set()
         self._references = References()
         self._meshes: list[DeviceMesh] = []
@@ -161,7 +179,7 @@ class ProcessGroups:
                 store=self._meeting.store(f"generation{self._generation}/"),
                 rank=self._place.rank,
                 world_size=self._place.ranks,
-                timeout=timedelta(seconds=self._deadline),
+                timeout=self._timeout,
             )
         self._world = weakref.ref(c10d._get_default_group())
 
