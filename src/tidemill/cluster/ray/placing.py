@@ -1,7 +1,8 @@
 """Where workers of each role go: bundles of resources that Ray sets aside for the run, all or none.
 
-Colocated, a bundle holds a trainer rank and an engine replica, which share its GPU. Separate, each has one of its own.
-Ranks are numbered host by host, so that neighbours in number are neighbours in the machine.
+Colocated, a bundle holds a trainer rank and the engine replica of the same number, which share its GPU. Separate, each
+has one of its own. Ranks are numbered host by host, so that neighbours in number are neighbours in the machine; first
+come those whose bundle has more in it, for a replica too.
 """
 
 import time
@@ -13,7 +14,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 
 from tidemill.errors import ClusterError
 
-__all__ = ["Demand", "Reservation", "Spot", "by_host", "reserve", "shortage"]
+__all__ = ["Demand", "Reservation", "Spot", "by_host", "reserve", "seated", "shortage"]
 
 _LEAST_CPU = 0.001  # Ray wants every bundle to ask for something; GPUs are something
 _PLACED = 30.0  # seconds
@@ -54,11 +55,10 @@ class Demand:
 
     def words(self) -> str:
         """Who is to be placed."""
-        words = _counted(self.ranks, "trainer rank")
-        if not self.replicas:
-            return words
-        how = "sharing them" if self.colocated else "each with its own"
-        return f"{words} and {_counted(self.replicas, 'engine replica')}, {how}"
+        roles = {"trainer rank": self.ranks, "engine replica": self.replicas}
+        counted = [_counted(count, what) for what, count in roles.items() if count]
+        how = ", sharing GPUs" if self.colocated else ", each with a GPU of its own"
+        return " and ".join(counted) + (how if self.gpus and len(counted) > 1 else "")
 
     def total(self, resource: str) -> float:
         """`CPU` or `GPU` of all bundles."""
@@ -117,10 +117,8 @@ def reserve(demand: Demand) -> Reservation:
     nodes = placement_group_table(group)["bundles_to_node_id"]
     ips = {node["NodeID"]: str(node["NodeManagerAddress"]) for node in ray.nodes()}
     spots = [Spot(bundle=index, node=node, ip=ips[node]) for index, node in sorted(nodes.items())]
-    if demand.colocated:
-        spots = by_host(spots)
-        return Reservation(group=group, trainer=spots[: demand.ranks], engine=spots[: demand.replicas])
-    return Reservation(group=group, trainer=by_host(spots[: demand.ranks]), engine=by_host(spots[demand.ranks :]))
+    trainer, engine = seated(demand, spots)
+    return Reservation(group=group, trainer=trainer, engine=engine)
 
 
 def _busy(demand: Demand) -> str:
@@ -134,6 +132,16 @@ def _busy(demand: Demand) -> str:
         f"cannot place this run: {' and '.join(parts) or 'no host takes its processes'}, counted over all hosts; "
         "wait for other jobs to end (`ray status` shows them), or ask for less"
     )
+
+
+def seated(demand: Demand, spots: Sequence[Spot]) -> tuple[list[Spot], list[Spot]]:
+    """Where trainer ranks and engine replicas go, by number. `spots` are all bundles, in order."""
+    if not demand.colocated:
+        return by_host(spots[: demand.ranks]), by_host(spots[demand.ranks :])
+    sizes = [sum(bundle.values()) for bundle in demand.bundles]
+    # Bundles for two come first, wherever they are: the others have room for a single worker.
+    ordered = sorted(by_host(spots), key=lambda spot: -sizes[spot.bundle])
+    return ordered[: demand.ranks], ordered[: demand.replicas]
 
 
 def by_host(spots: Sequence[Spot]) -> list[Spot]:
