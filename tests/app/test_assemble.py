@@ -39,13 +39,16 @@ def test_gradients_that_are_not_allocated_yet_do_not_count_as_memory_to_be_had(
     assert Notice(text="enough") in events
 
 
-def test_trainer_and_engine_on_devices_of_their_own_both_stay_awake(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("device", "said"), [("cuda", "have GPUs of their own"), ("cpu", "take no turns on a CPU")])
+def test_trainer_and_engine_that_are_placed_apart_both_stay_awake(tmp_path: Path, device: str, said: str) -> None:
     prepare(tmp_path)
     loaded = load([recipe(tmp_path, tmp_path / "run")], ["residency.offload=auto"])
     trainer: Any = FakeTenant("trainer", SIZES, keeps=Part.ALL)
     engine: Any = FakeTenant("engine", {Part.WEIGHTS: 100, Part.KV_CACHE: 900}, keeps=Part.NONE)
-    cluster: Any = SimpleNamespace(shares_devices=False)
-    manager = assemble.leases(loaded.config, cluster, trainer=trainer, engine=engine, emit=lambda event: None)
+    cluster: Any = SimpleNamespace(shares_devices=False, device=device)
+    events: list[Event] = []
+    manager = assemble.leases(loaded.config, cluster, trainer=trainer, engine=engine, emit=events.append)
+    assert events == [Notice(text=f"trainer and engine {said}: both stay awake")]
     with manager.awake(trainer):
         pass
     with manager.awake(engine):

@@ -1,6 +1,6 @@
 """A whole run in this process, from settings to summary, dump, replay, rollout and export.
 
-Modules: tidemill.app.assemble, tidemill.app.rollout, tidemill.app.run, tidemill.app.summary; tidemill.cli.run,
+Modules: tidemill.app.assemble, tidemill.app.run, tidemill.app.summary; tidemill.cli.run,
 tidemill.cli.rollout; tidemill.engines.replay.engine.
 """
 

@@ -30,7 +30,6 @@ from tidemill.data.demonstrations import Demonstrations
 from tidemill.data.prompt_source import PromptsPerStep
 from tidemill.data.tokenizer import Tokenizer
 from tidemill.engines.replay.engine import NoWeightSync, ReplayEngine
-from tidemill.errors import ConfigError
 from tidemill.residency.manager import LeaseManager
 from tidemill.residency.plan import NO_LIMIT, budget_for, check_budget
 from tidemill.rollout.collect import RolloutCollector
@@ -39,16 +38,7 @@ from tidemill.rollout.replay import ReplayRollout
 from tidemill.rollout.warm_up import NoWarmUp, SupervisedWarmUp
 from tidemill.units import format_bytes
 
-__all__ = ["assembled", "chosen_device", "prepare_torch"]
-
-
-def chosen_device(config: RunConfig) -> str:
-    """`cpu` or `cuda`. Raises ConfigError when a GPU is asked for and there is none."""
-    if config.run.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("cannot use run.device = cuda: PyTorch sees no GPU here; set run.device=cpu or auto")
-    if config.run.device != "auto":
-        return config.run.device
-    return "cuda" if torch.cuda.is_available() else "cpu"
+__all__ = ["assembled", "prepare_torch"]
 
 
 def prepare_torch(config: RunConfig) -> None:
@@ -116,7 +106,7 @@ def _engine(config: RunConfig, cluster: Cluster, emit: Emit) -> tuple[RolloutEng
     if config.rollout.replay is not None:
         emit(Notice(text=f"replaying rollouts of {config.rollout.replay}: no engine is built, nothing is evaluated"))
         return ReplayEngine(), lambda residency: NoWeightSync()
-    replicas = build.engine_replicas(config, cluster)
+    replicas = build.engine_replicas(config, cluster, ranks=config.trainer.ranks)
     engine = cluster.engine(functools.partial(build.build_engine, config), replicas=replicas)
     return engine, lambda residency: cluster.weight_sync(residency, emit)
 
@@ -172,7 +162,8 @@ def leases(config: RunConfig, cluster: Cluster, *, trainer: Trainer, engine: Rol
     One decision serves all devices: it is taken for the fullest. Says what it chose.
     """
     if not cluster.shares_devices:
-        emit(Notice(text="trainer and engine have devices of their own: both stay awake"))
+        apart = "have GPUs of their own" if cluster.device == "cuda" else "take no turns on a CPU"
+        emit(Notice(text=f"trainer and engine {apart}: both stay awake"))
         manager = LeaseManager(budget=NO_LIMIT, emit=emit, deadline=config.residency.deadline)
         manager.admit(trainer)
         return manager

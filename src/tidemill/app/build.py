@@ -4,6 +4,7 @@ A plug-in's implementation is called with the seam's keyword arguments, which it
 with every field that its settings class adds to the seam's own.
 """
 
+from pathlib import Path
 from typing import Any, cast
 
 from tidemill.config.algorithm import AlgorithmSettings
@@ -33,6 +34,7 @@ __all__ = [
     "build_cluster",
     "build_data",
     "build_engine",
+    "build_engine_cluster",
     "build_environment",
     "build_reward",
     "build_trainer",
@@ -40,6 +42,10 @@ __all__ = [
     "eval_sampling",
     "train_sampling",
 ]
+
+# Of residency.deadline, how long a rank waits for the others. Less than the driver, which ends them all by then: one of
+# those who wait must be able to tell before which rank did not come.
+_RANKS_WAIT = 0.8
 
 
 def _own(settings: Plug, seam: type[Plug]) -> dict[str, Any]:
@@ -60,28 +66,39 @@ def compute_dtype(wanted: str, device: str) -> str:
 
 def build_cluster(config: RunConfig, emit: Emit) -> Cluster:
     """Where workers live. A replay needs no engine: room is made for none."""
+    replicas = 0 if config.rollout.replay is not None else config.engine.replicas
+    logs = config.run.dir / "logs"
+    return _cluster(config, emit, ranks=config.trainer.ranks, replicas=replicas, log_folder=logs)
+
+
+def build_engine_cluster(config: RunConfig, emit: Emit, *, log_folder: Path) -> Cluster:
+    """Where engines live when no trainer is built: room is made for none."""
+    return _cluster(config, emit, ranks=0, replicas=config.engine.replicas, log_folder=log_folder)
+
+
+def _cluster(config: RunConfig, emit: Emit, *, ranks: int, replicas: int | str, log_folder: Path) -> Cluster:
     return cast(
         Cluster,
         _made(
             config.cluster,
             ClusterSettings,
             device=config.run.device,
-            ranks=config.trainer.ranks,
-            replicas=0 if config.rollout.replay is not None else config.engine.replicas,
+            ranks=ranks,
+            replicas=replicas,
             max_batch=config.engine.max_batch,
             seed=config.run.seed,
             threads=config.run.threads,
             transition_deadline=config.residency.deadline,
-            log_folder=config.run.dir / "logs",
+            log_folder=log_folder,
             emit=emit,
         ),
     )
 
 
-def engine_replicas(config: RunConfig, cluster: Cluster) -> int:
-    """What `engine.replicas` stands for on this cluster."""
+def engine_replicas(config: RunConfig, cluster: Cluster, *, ranks: int) -> int:
+    """What `engine.replicas` stands for on this cluster, beside a trainer of `ranks`; 0 where there is none."""
     shares_gpus = cluster.shares_devices and cluster.device == "cuda"
-    return replicas_for(config.engine.replicas, ranks=config.trainer.ranks, shares_gpus=shares_gpus)
+    return replicas_for(config.engine.replicas, ranks=ranks, shares_gpus=shares_gpus)
 
 
 def build_trainer(config: RunConfig, place: Place, emit: Emit) -> RankTrainer:
@@ -104,7 +121,7 @@ def build_trainer(config: RunConfig, place: Place, emit: Emit) -> RankTrainer:
             max_grad_norm=settings.max_grad_norm,
             phases={"warm_up": warm_up, "rl": rl},
             page_bytes=config.residency.page,
-            deadline=config.residency.deadline,
+            deadline=_RANKS_WAIT * config.residency.deadline,
             emit=emit,
         ),
     )

@@ -1,19 +1,19 @@
 """Generate and score answers with a model as it is: no trainer, no checkpoint, no run folder."""
 
 import contextlib
+import functools
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from tidemill.app import build
-from tidemill.app.assemble import chosen_device, prepare_torch
+from tidemill.app.assemble import prepare_torch
 from tidemill.config.load import Loaded
 from tidemill.contracts.events import Notice
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.recorder import Sink
 from tidemill.contracts.state import PolicyVersion
-from tidemill.contracts.workers import Place
 from tidemill.data.tokenizer import Tokenizer
 from tidemill.errors import ConfigError
 from tidemill.recorders.fanout import Fanout
@@ -53,7 +53,10 @@ def generate_and_score(loaded: Loaded, *, out: Path, limit: int, quiet: bool) ->
             samples=config.rollout.samples,
             emit=recorder.emit,
         )
-        engine = build.build_engine(config, Place(device=chosen_device(config)), recorder.emit)
+        cluster = build.build_engine_cluster(config, recorder.emit, log_folder=out / "logs")
+        stack.callback(cluster.close)
+        replicas = build.engine_replicas(config, cluster, ranks=0)
+        engine = cluster.engine(functools.partial(build.build_engine, config), replicas=replicas)
         residency = LeaseManager(budget=NO_LIMIT, emit=recorder.emit, deadline=config.residency.deadline)
         with residency.awake(engine, Part.ALL):
             engine.load_pretrained(PolicyVersion(0, 0))

@@ -35,4 +35,4 @@ def replicas_for(wanted: int | str, *, ranks: int, shares_gpus: bool) -> int:
     """What `engine.replicas` stands for: `auto` leaves no GPU idle that `ranks` trainer ranks share with the engine."""
     if isinstance(wanted, int):
         return wanted
-    return ranks if shares_gpus else 1
+    return max(1, ranks) if shares_gpus else 1

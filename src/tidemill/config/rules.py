@@ -257,13 +257,13 @@ def weights_and_biases_is_used_when_it_is_set_up(config: RunConfig) -> Iterator[
 RULES: tuple[Rule, ...] = (
     recorders_are_known,
     weights_and_biases_is_used_when_it_is_set_up,
+    several_processes_need_a_cluster,
 )
 TRAINING_RULES: tuple[Rule, ...] = (
     *RULES,
     training_explores,
     training_samples_from_all_tokens,
     a_group_has_enough_answers,
-    several_processes_need_a_cluster,
     devices_of_their_own_are_not_shared,
     copies_of_the_model_divide_the_ranks,
     minibatches_divide_a_step,

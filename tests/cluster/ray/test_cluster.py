@@ -102,6 +102,7 @@ def test_replicas_are_one_on_each_gpu_that_is_shared() -> None:
     assert replicas_for("auto", ranks=4, shares_gpus=True) == 4
     assert replicas_for("auto", ranks=4, shares_gpus=False) == 1
     assert replicas_for(2, ranks=4, shares_gpus=True) == 2
+    assert replicas_for("auto", ranks=0, shares_gpus=True) == 1
 
 
 def run(base: Path, folder: Path) -> "subprocess.Popen[str]":
@@ -131,7 +132,7 @@ def test_a_run_that_ctrl_c_stops_saves_and_leaves_nothing_behind(tmp_path: Path)
     os.killpg(first.pid, signal.SIGINT)
     _, err = first.communicate(timeout=120)
     assert first.returncode == 130, err
-    assert "starting 2 trainer ranks and 1 engine replica, sharing them, on cpu, on a private Ray cluster" in err
+    assert "starting 2 trainer ranks and 1 engine replica, on cpu, on a private Ray cluster" in err
     assert list((folder / "checkpoints").iterdir())
     _, alive = psutil.wait_procs(below, timeout=10)
     assert alive == []

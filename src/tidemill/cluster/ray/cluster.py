@@ -43,8 +43,8 @@ class RayCluster:
     """Implements `Cluster`: an actor a rank. Made, it has every process of the run, or has refused to be made.
 
     `device` is `auto` (the GPUs of the cluster when it has some), `cpu` or `cuda`. `address` is `host:port`, or empty
-    for a private cluster. `replicas` may be `auto`, and 0 for a run without an engine. `store_bytes` is the private
-    cluster's object store, 0 for one that fits the machine.
+    for a private cluster. `ranks` is 0 when no trainer is wanted; `replicas` may be `auto`, and 0 for a run without an
+    engine. `store_bytes` is the private cluster's object store, 0 for one that fits the machine.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ def _quietly(work: Callable[[], None]) -> None:
 
 
 def _most_workers(ranks: int, replicas: int | str) -> int:
-    return ranks + (replicas if isinstance(replicas, int) else ranks)
+    return ranks + (replicas if isinstance(replicas, int) else max(1, ranks))
 
 
 def _device(wanted: str) -> str:
