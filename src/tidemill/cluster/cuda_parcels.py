@@ -3,34 +3,44 @@
 Only these buffers are shared, never a weight: a handle must not outlive the memory behind it, and a tenant's memory
 goes with its sleep. A parcel's receiver copies, waits for the copy and lets go before it answers, so that an answer
 means that the buffer may be written again. Two buffers are used in turn: one is filled while the other is read.
+
+The buffers come from the CUDA driver, not from PyTorch's allocator: that one counts readers by itself, keeps a buffer
+that was read more than once for ever, and has memory (expandable segments) that cannot be shared at all.
 """
 
 import contextlib
-import dataclasses
+import ctypes
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tidemill.errors import WeightSyncError
+from tidemill.units import format_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = ["SharedBuffer", "SharedStaging", "opened"]
 
+_OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
+_LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the one flag there is
+
+
+class _Handle(ctypes.Structure):
+    """CUipcMemHandle, which is passed by value."""
+
+    _fields_ = [("reserved", ctypes.c_ubyte * 64)]
+
 
 @dataclass(frozen=True, kw_only=True)
 class SharedBuffer:
-    """What another process opens a buffer by. `used` bytes of it are written; the rest is PyTorch's own, unread."""
+    """What another process opens a buffer by; `used` bytes of it are written."""
 
     used: int
     handle: bytes
-    size: int
-    offset: int
-    counter_file: bytes
-    counter: int
 
 
 class SharedStaging:
@@ -38,51 +48,47 @@ class SharedStaging:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._slots: list[tuple[Tensor, SharedBuffer]] = []
+        self._slots: list[_Slot] = []
         self._turn = 1
 
     def buffer(self, device: torch.device) -> "Tensor":
         """The buffer whose turn it is. Its last reader must have let go."""
         self._turn = 1 - self._turn
         if self._turn == len(self._slots):
-            self._slots.append(_shared_slot(self._size, device))
-        return self._slots[self._turn][0]
+            self._slots.append(_Slot(self._size, device))
+        return self._slots[self._turn].flat
 
     def payload(self, used: int) -> object:
         """The way to the first `used` bytes; everything queued on the device is done first."""
         if not used:
-            return SharedBuffer(used=0, handle=b"", size=0, offset=0, counter_file=b"", counter=0)
-        flat, shared = self._slots[self._turn]
-        torch.cuda.synchronize(flat.device)
-        return dataclasses.replace(shared, used=used)
+            return SharedBuffer(used=0, handle=b"")
+        slot = self._slots[self._turn]
+        torch.cuda.synchronize(slot.flat.device)
+        return SharedBuffer(used=used, handle=slot.handle)
 
     def close(self) -> None:
         """Free both. Readers have let go by now, or their processes are gone."""
         while self._slots:
-            flat, shared = self._slots.pop()
-            # PyTorch keeps a buffer for a reader that never came: after a failure that would be for ever.
-            torch.UntypedStorage._release_ipc_counter(  # type: ignore[no-untyped-call]
-                shared.counter_file, shared.counter, device=flat.device
-            )
-            del flat
-        torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
+            self._slots.pop().free()
 
 
-def _shared_slot(size: int, device: torch.device) -> "tuple[Tensor, SharedBuffer]":
-    flat = torch.empty(size, dtype=torch.uint8, device=device)
-    try:
-        shared = flat.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]
-    except RuntimeError as cause:
-        raise WeightSyncError(
-            f"cannot share {size} bytes of {device} with the engine's process: {cause}; if PYTORCH_CUDA_ALLOC_CONF has "
-            "expandable_segments:True, leave it out"
-        ) from cause
-    # The last two are an event to wait for: a payload is handed out when nothing is left to wait for.
-    _, handle, nbytes, offset, counter_file, counter, _, _ = shared
-    described = SharedBuffer(
-        used=0, handle=handle, size=nbytes, offset=offset, counter_file=counter_file, counter=counter
-    )
-    return flat, described
+class _Slot:
+    """One buffer: `flat` is all of it, uint8; nobody may hold a view of it when it is freed."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        # Makes PyTorch's context the thread's own, which the driver's calls refer to.
+        torch.cuda.synchronize(device)
+        self._address = _allocated(size, device)
+        handle = _Handle()
+        _call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(self._address))
+        self.handle = bytes(handle.reserved)
+        self.flat = _tensor(self._address, size, device)
+
+    def free(self) -> None:
+        device = self.flat.device
+        del self.flat
+        torch.cuda.synchronize(device)
+        _call("cuMemFree_v2", ctypes.c_uint64(self._address))
 
 
 @contextlib.contextmanager
@@ -94,21 +100,65 @@ def opened(shared: SharedBuffer) -> "Iterator[Tensor]":
     if not shared.used:
         yield torch.empty(0, dtype=torch.uint8, device="cuda")
         return
-    torch.cuda.init()  # type: ignore[no-untyped-call]
-    device = torch.cuda.current_device()
-    storage = torch.UntypedStorage._new_shared_cuda(
-        device,
-        shared.handle,
-        shared.size,
-        shared.offset,
-        shared.counter_file,
-        shared.counter,
-        b"",
-        False,
-    )
-    flat = torch.empty(0, dtype=torch.uint8, device=f"cuda:{device}").set_(storage, 0, (shared.used,), (1,))
+    device = torch.device("cuda", torch.cuda.current_device())
+    torch.cuda.synchronize(device)
+    address = ctypes.c_uint64()
+    handle = _Handle((ctypes.c_ubyte * 64).from_buffer_copy(shared.handle))
+    _call("cuIpcOpenMemHandle_v2", ctypes.byref(address), handle, ctypes.c_uint(_LAZY_PEER_ACCESS))
     try:
-        yield flat
+        yield _tensor(address.value, shared.used, device)
     finally:
         torch.cuda.synchronize(device)
-        del flat, storage
+        _call("cuIpcCloseMemHandle", address)
+
+
+def _allocated(size: int, device: torch.device) -> int:
+    address = ctypes.c_uint64()
+    code = _driver().cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(size))
+    if code == _OUT_OF_MEMORY:
+        # PyTorch may hold what it does not use.
+        torch.cuda.empty_cache()
+        code = _driver().cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(size))
+    if code == _OUT_OF_MEMORY:
+        raise WeightSyncError(
+            f"cannot hand weights to the engine: {format_bytes(size)} of {device} are needed to pass them through, and "
+            "are not free; lower residency.budget, which leaves no room for it"
+        )
+    _check("cuMemAlloc_v2", code)
+    return int(address.value)
+
+
+class _Memory:
+    """Device memory as other libraries describe it; PyTorch makes a tensor of it without a copy."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "strides": None,
+            "version": 3,
+        }
+
+
+def _tensor(address: int, size: int, device: torch.device) -> "Tensor":
+    return torch.as_tensor(_Memory(address, size), device=device)
+
+
+@functools.cache
+def _driver() -> Any:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _call(name: str, *arguments: Any) -> None:
+    """Call the CUDA driver. Raises WeightSyncError when it refuses."""
+    _check(name, getattr(_driver(), name)(*arguments))
+
+
+def _check(name: str, code: int) -> None:
+    if code == 0:
+        return
+    text = ctypes.c_char_p()
+    _driver().cuGetErrorString(code, ctypes.byref(text))
+    said = (text.value or b"unknown").decode()
+    raise WeightSyncError(f"cannot hand weights over on the GPU: {name} answered {code} ({said})")
