@@ -13,16 +13,15 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import ray
-from ray import _raylet
-from ray._private import ray_constants
-from ray._private import worker as ray_worker
 
+from tidemill.compat import ray_driver
 from tidemill.errors import ClusterError
+from tidemill.units import format_seconds
 
 __all__ = ["connect", "probe", "refuse_second_connection"]
 
 _TCP = 5.0
-_ANSWER = 10.0
+_ANSWER = 30.0  # most of it is importing Ray, on a busy machine
 _SAID = 200  # characters: Ray's messages are long, and the first sentence says it
 
 
@@ -37,12 +36,13 @@ def refuse_second_connection() -> None:
 def connect(address: str, *, private: bool, say: Callable[[str], None]) -> None:
     """Be a driver of the cluster at `address`, which has been probed; what Ray has to tell goes to `say`.
 
-    Raises ClusterError.
+    Raises ClusterError, and PluginError for a Ray that has not what is needed.
     """
-    _read_environment_again()
-    ray_worker.print_to_stdstream = functools.partial(_told, say)
+    ray_driver.refuse_other_ray()
+    ray_driver.read_authentication_again()
+    ray_driver.print_through(functools.partial(_told, say))
     try:
-        with _signal_handlers_kept(), _on_loopback() if private else contextlib.nullcontext():
+        with _signal_handlers_kept(), ray_driver.on_loopback() if private else contextlib.nullcontext():
             ray.init(
                 address=address,
                 namespace=f"tidemill-{secrets.token_hex(8)}",
@@ -79,7 +79,10 @@ def probe(address: str) -> None:
     try:
         asked = subprocess.run([*command, "--skip-version-check"], timeout=_ANSWER, capture_output=True, check=False)
     except subprocess.TimeoutExpired:
-        raise ClusterError(f"cannot join {address}: what listens there is no Ray cluster; {start}") from None
+        raise ClusterError(
+            f"cannot join {address}: something listens there, but did not answer as a Ray cluster within "
+            f"{format_seconds(_ANSWER)}: it is no Ray cluster, or a machine is too busy to ask or to answer; {start}"
+        ) from None
     if asked.returncode:
         raise ClusterError(
             f"cannot join {address}: no Ray cluster answers there, or it wants a token that this machine has not; "
@@ -92,24 +95,6 @@ def _told(say: Callable[[str], None], data: Mapping[str, Any], **_: Any) -> None
     for text in data["lines"]:
         words = " ".join(str(text).split())
         say(words if len(words) <= _SAID else f"{words[:_SAID]}...")
-
-
-def _read_environment_again() -> None:
-    """Ray reads how to authenticate once, when it is imported; the cluster may be younger than that."""
-    if hasattr(_raylet, "AuthenticationTokenLoader"):  # not in Ray before 2.52, which knows no tokens
-        _raylet.Config.initialize("")  # type: ignore[attr-defined]  # compiled
-        _raylet.AuthenticationTokenLoader.instance().reset_cache()
-
-
-@contextlib.contextmanager
-def _on_loopback() -> Iterator[None]:
-    """Let 127.0.0.1 be an address for Ray here, as in the cluster's processes, which read this when they start."""
-    before = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False
-    try:
-        yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 @contextlib.contextmanager
