@@ -176,9 +176,20 @@ def live(place: Place, model: Path, cycles: int, parking: bool, answer: Connecti
     rank.trainer.close()
 
 
+def new_processes(device: str) -> Any:
+    """How to start them: on a CPU as forks of one that has imported everything, which no user of a GPU may be."""
+    if device == "cuda":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["tidemill.trainers.fsdp.trainer", "torch._dynamo", "transformers.models.qwen3.modeling_qwen3"]
+    )
+    return context
+
+
 def run_ranks(arguments: argparse.Namespace, model: Path, *, parking: bool) -> list[tuple[Any, Any, Figures]]:
     """What every rank found. Raises SystemExit when one of them died."""
-    context = multiprocessing.get_context("spawn")
+    context = new_processes(arguments.device)
     address = open_rendezvous("127.0.0.1")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = visible.split(",") if visible else [str(index) for index in range(RANKS)]
@@ -255,7 +266,7 @@ def main() -> int:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with tempfile.TemporaryDirectory() as name:
         # In a process of its own: this one shall hold no memory of a GPU.
-        writer = multiprocessing.get_context("spawn").Process(target=write_model, args=(Path(name), arguments.shape))
+        writer = new_processes(arguments.device).Process(target=write_model, args=(Path(name), arguments.shape))
         writer.start()
         writer.join()
         if writer.exitcode:

@@ -21,7 +21,7 @@ from torch.distributed import device_mesh
 from torch.distributed import distributed_c10d as c10d
 
 from tidemill.contracts.workers import Place
-from tidemill.errors import ClusterError, ResidencyError
+from tidemill.errors import ClusterError, ResidencyError, TidemillError
 from tidemill.residency.groups import ProcessGroups, open_rendezvous
 from tidemill.testing.spawned import SpawnedGroup, spawned
 
@@ -32,17 +32,43 @@ class Impatient(Rank):
     deadline = 1.0
 
 
+@pytest.fixture(scope="module")
+def shared() -> Iterator[dict[int, SpawnedGroup]]:
+    """Patient ranks, by how many: tests that leave them alive share them."""
+    made: dict[int, SpawnedGroup] = {}
+    yield made
+    for group in made.values():
+        group.close()
+
+
 @pytest.fixture
-def start() -> Iterator[Callable[..., SpawnedGroup]]:
-    made: list[SpawnedGroup] = []
+def start(shared: dict[int, SpawnedGroup]) -> Iterator[Callable[..., SpawnedGroup]]:
+    own: list[SpawnedGroup] = []
 
     def begin(ranks: int, kind: type[Rank] = Rank) -> SpawnedGroup:
-        made.append(spawned("trainer", ranks, kind))
-        return made[-1]
+        if kind is not Rank:
+            own.append(spawned("trainer", ranks, kind))
+            return own[-1]
+        if ranks in shared:
+            try:
+                shared[ranks].call("run", in_a_new_world, deadline=30)
+                return shared[ranks]
+            except TidemillError:
+                shared[ranks].close()
+        shared[ranks] = spawned("trainer", ranks, kind)
+        return shared[ranks]
 
     yield begin
-    for group in made:
+    for group in own:
         group.close()
+
+
+def in_a_new_world(rank: Rank) -> None:
+    rank.kept.clear()
+    rank.groups.close()
+    gc.unfreeze()
+    assert not dist.is_initialized()
+    rank.groups = ProcessGroups(place=rank.place, deadline=rank.deadline)
 
 
 def park(rank: Rank) -> None:
