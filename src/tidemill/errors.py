@@ -14,6 +14,7 @@ __all__ = [
     "EnvironmentFailure",
     "Interrupted",
     "PluginError",
+    "RankMissingError",
     "RecorderError",
     "ResidencyError",
     "RewardError",
@@ -95,6 +96,10 @@ class RewardError(TidemillError):
 
 class WorkerError(TidemillError):
     """A worker process failed, died or did not answer, and the run cannot go on without it."""
+
+
+class RankMissingError(WorkerError, ResidencyError):
+    """A rank waited in vain for others, which are dead or busy with something else; it is not the one to blame."""
 
 
 class WorkerDiedError(WorkerError):

@@ -32,6 +32,7 @@ class FolderTrainer(FakeTenant):
 
     vocabulary = 100
     minibatches = 1
+    update = None  # nobody calls it here
 
     def __init__(self, folder: Path, device: str) -> None:
         super().__init__("trainer", {Part.WEIGHTS: 100, Part.OPTIMIZER: 200}, keeps=Part.ALL)

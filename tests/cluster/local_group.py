@@ -4,7 +4,8 @@ import pickle
 from collections.abc import Sequence
 from typing import Any
 
-from tidemill.cluster.calling import raise_failure
+from tidemill.cluster.failures import raise_failure
+from tidemill.cluster.waiting import wait_for_one
 from tidemill.cluster.worker import Reply, failure_of, value_of
 from tidemill.errors import WorkerError
 
@@ -33,14 +34,22 @@ class LocalGroup:
         self.calls: list[tuple[int, str]] = []
         self.closed = False
 
-    def call(self, method: str, *arguments: Any, deadline: float) -> list[Any]:
+    def call(self, method: str, *arguments: Any, deadline: float, doing: str = "", setting: str = "") -> list[Any]:
         return self.call_each(method, [arguments] * len(self.services), deadline=deadline)
 
-    def call_each(self, method: str, arguments: Sequence[tuple[Any, ...]], *, deadline: float) -> list[Any]:
+    def call_each(
+        self, method: str, arguments: Sequence[tuple[Any, ...]], *, deadline: float, doing: str = "", setting: str = ""
+    ) -> list[Any]:
         pending = [self.start(worker, method, *each) for worker, each in enumerate(arguments)]
+        return self.gather(pending, deadline=deadline, doing=doing)
+
+    def gather(self, pending: Sequence[Any], *, deadline: float, doing: str, setting: str = "") -> list[Any]:
         return [one.result(deadline) for one in pending]
 
-    def start(self, worker: int, method: str, *arguments: Any) -> Answered:
+    def wait(self, pending: Sequence[Any], seconds: float) -> None:
+        wait_for_one(pending, seconds)
+
+    def start(self, worker: int, method: str, *arguments: Any, doing: str = "", passed_on: bool = False) -> Answered:
         if self.closed:
             raise WorkerError(f"{self.names[worker]} was ended")
         self.calls.append((worker, arguments[1] if method == "use" else method))
@@ -55,6 +64,9 @@ class LocalGroup:
 
     def control(self, worker: int, method: str, *arguments: Any, deadline: float) -> Any:
         return getattr(self.services[worker], method)(*arguments)
+
+    def notify(self, worker: int, method: str, *arguments: Any) -> None:
+        self.control(worker, method, *arguments, deadline=1.0)
 
     def close(self) -> None:
         self.closed = True

@@ -113,7 +113,7 @@ def test_an_update_that_fails_on_one_replica_leaves_the_version_unknown_until_a_
     for point in ("engine.publish", "engine.load_weights"):
         engine = two.engine(folder, faults=f"engine-1/{point}=raise@2")
         ready(engine)
-        with pytest.raises(WorkerError, match="engine-1 failed: FaultInjected"):
+        with pytest.raises(WorkerError, match="engine-1 on .* failed: FaultInjected"):
             engine.load_pretrained(PolicyVersion(1, 1))
         assert engine.version is None
         with pytest.raises(WeightSyncError, match="unknown"):
@@ -143,7 +143,7 @@ def test_a_killed_replica_is_named_by_whatever_comes_next(two: Workers, folder: 
 def test_a_replica_that_does_not_end_in_time_is_named_and_ended(two: Workers, folder: Path) -> None:
     hasty = type(DEADLINES)(work=1.0, transition=5.0)
     engine = ready(two.engine(folder, faults="engine-1/engine.generate=delay:60", deadlines=hasty))
-    with pytest.raises(WorkerError, match=r"engine-1 did not end 'generate' within 1"):
+    with pytest.raises(WorkerError, match=r"engine-1 did not generate within 1"):
         engine.generate(requests_of(PROMPTS), SAMPLING)
 
 

@@ -29,7 +29,7 @@ def test_a_proxy_has_the_name_and_footprint_of_its_workers(two_ranks: Any) -> No
 def test_when_one_of_two_fails_to_wake_the_other_is_put_back_and_the_next_try_works(two_ranks: Any) -> None:
     trainer = two_ranks(faults="trainer-1/fake.wake_up=raise")
     trainer.sleep()
-    with pytest.raises(WorkerError, match="trainer-1 failed: FaultInjected"):
+    with pytest.raises(WorkerError, match="trainer-1 on .* failed: FaultInjected"):
         trainer.wake_up(Part.ALL)
     assert trainer.resident() == Part.NONE
     assert parts_on(trainer) == [Part.NONE, Part.NONE]
@@ -40,7 +40,7 @@ def test_when_one_of_two_fails_to_wake_the_other_is_put_back_and_the_next_try_wo
 
 def test_when_one_of_two_fails_to_sleep_the_other_is_woken_and_the_next_try_works(two_ranks: Any) -> None:
     trainer = two_ranks(faults="trainer-0/fake.sleep=raise")
-    with pytest.raises(WorkerError, match="trainer-0 failed: FaultInjected"):
+    with pytest.raises(WorkerError, match="trainer-0 on .* failed: FaultInjected"):
         trainer.sleep()
     assert trainer.resident() == HELD
     assert [HELD & parts for parts in parts_on(trainer)] == [HELD, HELD]
@@ -62,11 +62,11 @@ def test_a_failed_wake_of_one_part_leaves_the_parts_that_were_awake(two_ranks: A
 
 def test_when_the_others_cannot_be_put_back_either_all_are_ended_and_it_is_said(two_ranks: Any) -> None:
     trainer = two_ranks(faults="trainer-0/fake.sleep=raise,trainer-1/fake.wake_up=raise")
-    with pytest.raises(WorkerError, match="trainer-0 failed") as caught:
+    with pytest.raises(WorkerError, match="trainer-0 on .* failed") as caught:
         trainer.sleep()
-    assert "could not be put back (trainer-1 failed" in "\n".join(caught.value.__notes__)
+    assert "could not be put back (trainer-1 on" in "\n".join(caught.value.__notes__)
     assert trainer.resident() == Part.NONE
-    with pytest.raises(WorkerError, match="cannot reach trainer any more: .*trainer-0 failed"):
+    with pytest.raises(WorkerError, match="cannot reach trainer any more: .*trainer-0 on .* failed"):
         trainer.wake_up(Part.ALL)
     with pytest.raises(WorkerError, match="died"):
         parts_on(trainer)
@@ -86,7 +86,10 @@ def test_a_rank_that_dies_in_its_sleep_is_named_at_once(two_ranks: Any) -> None:
 def test_a_rank_that_hangs_in_its_sleep_is_named_at_the_deadline(two_ranks: Any) -> None:
     trainer = two_ranks(faults="trainer-1/fake.sleep=delay:60", deadlines=Deadlines(work=20.0, transition=0.5))
     began = time.monotonic()
-    with pytest.raises(WorkerError, match="trainer-1 did not answer"):
+    with pytest.raises(
+        WorkerError,
+        match="trainer-1 did not sleep within 500 ms and was ended; see its log for what it was doing, or raise residency.deadline",
+    ):
         trainer.sleep()
     assert time.monotonic() - began < 5
     assert trainer.resident() == Part.NONE

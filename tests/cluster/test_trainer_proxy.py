@@ -54,13 +54,13 @@ class Counting:
     def __init__(self, group: Any) -> None:
         self.group, self.names, self.calls = group, group.names, Counter[str]()
 
-    def call(self, method: str, *arguments: Any, deadline: float) -> list[Any]:
+    def call(self, method: str, *arguments: Any, **told: Any) -> list[Any]:
         self.calls[method] += 1
-        return list(self.group.call(method, *arguments, deadline=deadline))
+        return list(self.group.call(method, *arguments, **told))
 
-    def call_each(self, method: str, arguments: Sequence[Any], *, deadline: float) -> list[Any]:
+    def call_each(self, method: str, arguments: Sequence[Any], **told: Any) -> list[Any]:
         self.calls[method] += 1
-        return list(self.group.call_each(method, arguments, deadline=deadline))
+        return list(self.group.call_each(method, arguments, **told))
 
 
 def test_a_step_is_one_call_and_a_sleep_or_a_wake_two(two_ranks: Any) -> None:
@@ -175,7 +175,7 @@ def test_two_snapshots_live_beside_each_other(two_ranks: Any) -> None:
 def test_a_snapshot_that_one_rank_cannot_take_is_held_by_none(two_ranks: Any) -> None:
     trainer = two_ranks(faults="trainer-1/fake.snapshot=raise")
     trainer.sleep()
-    with pytest.raises(WorkerError, match="trainer-1 failed: FaultInjected"):
+    with pytest.raises(WorkerError, match="trainer-1 on .* failed: FaultInjected"):
         trainer.snapshot()
     with pytest.raises(CheckpointError, match="released"):
         trainer.group.control(0, "shard_state", 0, deadline=5)
@@ -255,7 +255,7 @@ def test_a_step_that_fails_on_one_rank_tears_the_state_until_a_load_succeeds(
     trainer = two_ranks(faults=f"trainer-1/{name}=raise@{nth}")
     with awake(trainer):
         trainer.begin("rl")
-        with pytest.raises(WorkerError, match="trainer-1 failed: FaultInjected"):
+        with pytest.raises(WorkerError, match="trainer-1 on .* failed: FaultInjected"):
             trainer.step(ragged_batch(), CLIP)
         with pytest.raises(TrainerError, match="a step failed on some ranks"):
             trainer.step(ragged_batch(), CLIP)

@@ -93,7 +93,7 @@ def test_a_death_is_told_before_what_the_others_made_of_it(group: SpawnedGroup) 
 
 
 def test_an_unexpected_exception_becomes_a_worker_error_with_its_traceback(group: SpawnedGroup) -> None:
-    with pytest.raises(WorkerError, match="trainer-0 failed: LookupError: nobody expects it") as caught:
+    with pytest.raises(WorkerError, match="trainer-0 on .* failed: LookupError: nobody expects it") as caught:
         group.call("surprise", deadline=10)
     assert "in surprise" in caught.value.__notes__[0]
 
@@ -117,7 +117,7 @@ def test_a_killed_worker_is_named_at_once(group: SpawnedGroup) -> None:
 def test_a_fault_point_counts_in_the_process_that_it_names() -> None:
     group = spawned("trainer", 2, Service, fault_text="trainer-1/surprise=kill,surprise=kill")
     try:
-        with pytest.raises(WorkerError, match="trainer-0 failed: LookupError"):
+        with pytest.raises(WorkerError, match="trainer-0 on .* failed: LookupError"):
             group.start(0, "surprise").result(10)
         with pytest.raises(WorkerError, match="trainer-1 died"):
             group.start(1, "surprise").result(10)

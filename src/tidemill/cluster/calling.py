@@ -4,43 +4,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tidemill.cluster.worker import Failure
 from tidemill.contracts.workers import Pending
-from tidemill.errors import TidemillError, WorkerDiedError, WorkerError
+from tidemill.errors import RankMissingError, WorkerDiedError, WorkerError
 from tidemill.units import format_seconds
 
-__all__ = ["GRACE", "gather", "raise_failure"]
+__all__ = ["GRACE", "gather"]
 
 GRACE = 5.0  # seconds for the others to end once one has failed: they may wait for it in a collective for ever
 
 Wait = Callable[[Sequence[Pending], float], None]
-
-
-def raise_failure(name: str, failure: Failure) -> None:
-    """Raise what worker `name` raised; its traceback goes along as a note."""
-    error = failure.error
-    if not isinstance(error, TidemillError | OSError):
-        memory = _exhausted(failure.text)
-        error = WorkerError(_out_of_memory(name, memory, failure.text) if memory else f"{name} failed: {failure.text}")
-    error.add_note(f"in {name}:\n{failure.trace.rstrip()}")
-    raise error
-
-
-def _exhausted(text: str) -> str:
-    """Which memory ran out, if that is what `text`, the one line of an exception, says."""
-    if text.startswith(("OutOfMemoryError", "AcceleratorError: CUDA error: out of memory")):
-        return "GPU memory"
-    if text.startswith("MemoryError") or "not enough memory: you tried to allocate" in text:
-        return "host memory"
-    return ""
-
-
-def _out_of_memory(name: str, memory: str, text: str) -> str:
-    if name.startswith("engine"):
-        lower = "lower engine.max_batch, data.max_prompt_tokens or rollout.sampling.max_new_tokens"
-    else:
-        lower = "lower trainer.tokens_per_micro_batch, set trainer.recompute = true, or raise trainer.ranks"
-    return f"{name} ran out of {memory} ({text.splitlines()[0]}); {lower}"
 
 
 def gather(
@@ -48,6 +20,7 @@ def gather(
     *,
     names: Sequence[str],
     doing: str,
+    setting: str,
     deadline: float,
     wait: Wait,
     end_all: Callable[[], None],
@@ -56,9 +29,10 @@ def gather(
 
     When one fails, the others have GRACE seconds to end too; `end_all` ends those that do not. Raises a worker's death
     before all else, for the others fail because of it, and then what failed first. Raises WorkerError, after `end_all`,
-    when some have not answered by the deadline.
+    when some have not answered by the deadline, or while others gave up waiting for them.
     """
-    ends = time.monotonic() + deadline
+    began = time.monotonic()
+    ends = began + deadline
     failed: dict[int, BaseException] = {}
     values: dict[int, Any] = {}
     while len(values) + len(failed) < len(pending):
@@ -77,25 +51,52 @@ def gather(
     silent = [names[index] for index in range(len(pending)) if index not in values and index not in failed]
     if silent:
         end_all()
+    left_waiting = all(isinstance(error, RankMissingError) for error in failed.values())
+    if silent and left_waiting:
+        seconds = time.monotonic() - began if failed else deadline
+        raise _silence(silent, list(failed.values()), doing, setting, seconds)
     if failed:
         cause = _cause(failed, names)
         if silent:
-            cause.add_note(f"{', '.join(silent)} waited for it in vain and was ended")
+            cause.add_note(f"{', '.join(silent)} waited for it in vain and {_were(silent)} ended")
         raise cause
-    if silent:
-        raise WorkerError(
-            f"{', '.join(silent)} did not answer {doing!r} within {format_seconds(deadline)}, and was ended; see its "
-            "log for what it was doing, or raise cluster.deadline if that is normal here"
-        )
     return [values[index] for index in range(len(pending))]
+
+
+def _silence(
+    silent: Sequence[str], said: Sequence[BaseException], doing: str, setting: str, seconds: float
+) -> WorkerError:
+    """`said` is by those who gave up waiting for the silent ones; the first sentence of one is enough."""
+    heard = f" ({str(said[0]).partition(';')[0]})" if said else ""
+    # Ranks wait for each other by this one, whatever the call was.
+    setting = "residency.deadline" if said else setting
+    what = "their logs for what they were" if len(silent) > 1 else "its log for what it was"
+    error = WorkerError(
+        f"{', '.join(silent)} did not {doing} within {format_seconds(seconds)} and {_were(silent)} ended{heard}; "
+        f"see {what} doing, or raise {setting} if that is normal here"
+    )
+    for each in said:
+        for note in vars(each).get("__notes__", []):
+            error.add_note(note)
+    return error
+
+
+def _were(some: Sequence[str]) -> str:
+    return "were" if len(some) > 1 else "was"
 
 
 def _cause(failed: Mapping[int, BaseException], names: Sequence[str]) -> BaseException:
     """Why all this happened; what the others said of it is added."""
-    first = next(iter(failed))
-    at = next((index for index, error in failed.items() if isinstance(error, WorkerDiedError)), first)
+    at = min(failed, key=lambda index: _rank_of(failed[index]))
     cause = failed[at]
     for index, error in failed.items():
         if index != at and str(error) != str(cause):
             cause.add_note(f"{names[index]} then failed too: {error}")
     return cause
+
+
+def _rank_of(error: BaseException) -> int:
+    """How near to the beginning of it all: of equals the first counts, and a mapping is in the order of events."""
+    if isinstance(error, WorkerDiedError):
+        return 0
+    return 2 if isinstance(error, RankMissingError) else 1

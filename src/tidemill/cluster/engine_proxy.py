@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from tidemill.cluster.spreading import cut
 from tidemill.cluster.tenant_proxy import Deadlines, TenantProxy
-from tidemill.cluster.waiting import wait_for_one
 from tidemill.contracts.engine import Completion, Request, Sampling
 from tidemill.contracts.events import Emit, Progress
 from tidemill.contracts.footprint import Part
@@ -54,7 +53,7 @@ class EngineProxy(TenantProxy):
         super().__init__(group, deadlines=deadlines)
         self._emit = emit
         self._max_batch = max_batch
-        self._dtype: str = group.call("dtype", deadline=deadlines.work)[0]
+        self._dtype: str = group.call("dtype", **deadlines.of("dtype"))[0]
         self._version: PolicyVersion | None = None
         self._newest: PolicyVersion | None = None
         self._users: dict[str, object] = {}
@@ -154,7 +153,7 @@ class EngineProxy(TenantProxy):
 
     def _on_all(self, method: str, *arguments: Any) -> list[Any]:
         self._settle()
-        return self._use_all(method, *arguments, deadline=self._deadlines.work)
+        return self._use_all(method, *arguments)
 
     # Generation
 
@@ -190,7 +189,7 @@ class EngineProxy(TenantProxy):
                     pending = self.start(replica, "generate", [requests[index] for index in chunk], sampling)
                     ends = time.monotonic() + self._deadlines.work
                     self._running[replica] = _Share(pending=pending, chunk=chunk, ends=ends)
-            wait_for_one([share.pending for share in self._running.values()], _LOOK)
+            self.group.wait([share.pending for share in self._running.values()], _LOOK)
             done = [replica for replica, share in self._running.items() if share.pending.done()]
             for replica in done:
                 share = self._running.pop(replica)
@@ -213,7 +212,7 @@ class EngineProxy(TenantProxy):
         if silent:
             self.group.close()
             raise WorkerError(
-                f"{', '.join(silent)} did not end 'generate' within {format_seconds(self._deadlines.work)}, and "
+                f"{', '.join(silent)} did not generate within {format_seconds(self._deadlines.work)}, and "
                 f"{self.name}'s workers were ended; raise cluster.deadline if that is normal here"
             )
 
@@ -224,7 +223,7 @@ class EngineProxy(TenantProxy):
 
     def _wait_for_running(self) -> None:
         while self._running:
-            wait_for_one([share.pending for share in self._running.values()], _LOOK)
+            self.group.wait([share.pending for share in self._running.values()], _LOOK)
             for replica in [replica for replica, share in self._running.items() if share.pending.done()]:
                 # Nobody wants its answers any more, and whoever died is named by the next call.
                 del self._running[replica]

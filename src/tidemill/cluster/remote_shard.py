@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tidemill.cluster.calling import raise_failure
+from tidemill.cluster.failures import raise_failure
 from tidemill.cluster.snapshot_desk import Writing
 from tidemill.contracts.checkpoint import TensorSpec
 from tidemill.contracts.workers import WorkerGroup
@@ -12,7 +12,7 @@ from tidemill.errors import CheckpointError
 
 __all__ = ["RemoteShard"]
 
-_LOOK = 0.02  # seconds between looks at a file that grows
+_FIRST, _LONGEST = 0.002, 0.2  # seconds between looks at a file that grows: short ones are soon written
 _STILL = 0.25  # seconds after which one that does not grow is told of too, so that who waits may stop
 _LET_GO = 10.0  # seconds for the worker to let go of a file that nobody waits for
 
@@ -41,7 +41,7 @@ class RemoteShard:
     def write(self, path: Path, advance: Callable[[int], None]) -> Mapping[str, str]:
         """See Shard. When `advance` raises, the worker has let go of `path` before that goes on, or is said not to."""
         self._ask("write_shard", path)
-        told, moved = 0, time.monotonic()
+        told, moved, pause = 0, time.monotonic(), _FIRST
         while True:
             now: Writing = self._ask("shard_state")
             if now.written > told or now.ended or time.monotonic() - moved > _STILL:
@@ -49,7 +49,8 @@ class RemoteShard:
                 told, moved = now.written, time.monotonic()
             if now.ended:
                 break
-            time.sleep(_LOOK)
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST)
         if now.failure is not None:
             raise_failure(self._group.names[self._worker], now.failure)
         return now.sums
@@ -72,7 +73,7 @@ class RemoteShard:
                 raise CheckpointError(
                     f"{self._group.names[self._worker]} has not let go of {path} after {_LET_GO:.0f} s; see its disk"
                 )
-            time.sleep(_LOOK)
+            time.sleep(_LONGEST / 10)
 
     def _ask(self, method: str, *arguments: object) -> Writing:
         answer: Writing = self._group.control(self._worker, method, self._token, *arguments, deadline=self._deadline)

@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tidemill.cluster.calling import raise_failure
+from tidemill.cluster.failures import raise_failure
 from tidemill.cluster.tenant_service import Description, Used
+from tidemill.cluster.words import doing
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.residency import Gate
 from tidemill.contracts.workers import Pending, WorkerGroup
@@ -32,6 +33,15 @@ class Deadlines:
     transition: float
     control: float = 60.0
 
+    def of(self, method: str) -> dict[str, Any]:
+        """What a group's call of a service's `method` is told: the deadline, and words about it for messages."""
+        moves = method in _MOVES
+        return {
+            "deadline": self.transition if moves else self.work,
+            "doing": doing(method),
+            "setting": "residency.deadline" if moves else "cluster.deadline",
+        }
+
 
 class TenantProxy:
     """Implements `Tenant` over `group`, whose services are `TenantService`s."""
@@ -39,12 +49,12 @@ class TenantProxy:
     def __init__(self, group: WorkerGroup, *, deadlines: Deadlines) -> None:
         self._group = group
         self._deadlines = deadlines
-        described: list[Description] = group.call("describe", deadline=deadlines.work)
+        described: list[Description] = group.call("describe", **deadlines.of("describe"))
         self._name = described[0].name
         self._footprints = [worker.footprint for worker in described]
         self._gate = TenantGate(self._name)
         self._lost = ""
-        self._standing: list[Used] = group.call("use", Part.NONE, "stand", deadline=deadlines.transition)
+        self._standing: list[Used] = group.call("use", Part.NONE, "stand", **deadlines.of("stand"))
 
     @property
     def name(self) -> str:
@@ -68,12 +78,14 @@ class TenantProxy:
 
     def each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Call `method` of every worker's service, under the gate, with arguments of its own for each; the values."""
-        return self._use_each(method, arguments, deadline=self._deadlines.work)
+        return self._use_each(method, arguments)
 
-    def start(self, worker: int, method: str, *arguments: Any) -> Pending:
-        """As `each`, for one worker, and go on. The answer is a `Used`; it may be an argument of another call."""
+    def start(self, worker: int, method: str, *arguments: Any, passed_on: bool = False) -> Pending:
+        """As `each`, for one worker, and go on. The answer is a `Used`; `passed_on`: for another call only."""
         self._reach(lambda: [])
-        return self._group.start(worker, "use", self._allowed(), method, *arguments)
+        return self._group.start(
+            worker, "use", self._allowed(), method, *arguments, doing=doing(method), passed_on=passed_on
+        )
 
     def resident(self) -> Part:
         """Parts that are on the device of every worker that has bytes of them."""
@@ -101,9 +113,9 @@ class TenantProxy:
     def _shift_all(self, method: str, *arguments: Any) -> None:
         """A transition of memory, in which no worker needs another; all or nothing."""
         before = [used.resident for used in self._standing]
-        deadline = self._deadlines.transition
+        told = self._deadlines.of(method)
         try:
-            self._standing = self._reach(lambda: self._group.call("shift", method, *arguments, deadline=deadline))
+            self._standing = self._reach(lambda: self._group.call("shift", method, *arguments, **told))
         except BaseException as cause:
             # A worker is gone, or its answer is: nobody knows any more what lies where.
             self._lose(f"{self._name} could not {_WORDS[method]}: {cause}")
@@ -129,7 +141,9 @@ class TenantProxy:
             self._lose(f"{self._name}'s workers were ended: after {cause}, the others could not be put back ({second})")
 
     def _shift_some(self, calls: dict[int, tuple[Any, ...]]) -> None:
-        pending = {worker: self._group.start(worker, "shift", *call) for worker, call in calls.items()}
+        pending = {
+            worker: self._group.start(worker, "shift", *call, doing=doing(call[0])) for worker, call in calls.items()
+        }
         for worker, answer in pending.items():
             self._standing[worker] = answer.result(self._deadlines.transition)
         for worker in calls:
@@ -151,14 +165,15 @@ class TenantProxy:
     def _allowed(self) -> Part:
         return self._gate.allowed
 
-    def _use_all(self, method: str, *arguments: Any, deadline: float) -> list[Any]:
+    def _use_all(self, method: str, *arguments: Any) -> list[Any]:
         """The value of `method` on every worker."""
-        return self._use_each(method, [arguments] * len(self._group.names), deadline=deadline)
+        return self._use_each(method, [arguments] * len(self._group.names))
 
-    def _use_each(self, method: str, arguments: Sequence[tuple[Any, ...]], *, deadline: float) -> list[Any]:
+    def _use_each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """As `_use_all`, with arguments of its own for each worker."""
         calls = [(self._allowed(), method, *each) for each in arguments]
-        self._standing = self._reach(lambda: self._group.call_each("use", calls, deadline=deadline))
+        told = self._deadlines.of(method)
+        self._standing = self._reach(lambda: self._group.call_each("use", calls, **told))
         return [used.value for used in self._standing]
 
     def _refuse_unless_awake(self, part: Part, doing: str) -> None:
@@ -181,6 +196,7 @@ class TenantProxy:
 
 
 _WORDS = {"wake_up": "wake", "sleep": "sleep"}
+_MOVES = {"sleep", "wake_up", "park", "revive", "take_snapshot", "changes"}
 
 
 def _parts(some: Any) -> Part:

@@ -43,7 +43,7 @@ class TrainerProxy(TenantProxy):
 
     def __init__(self, group: WorkerGroup, *, deadlines: Deadlines) -> None:
         super().__init__(group, deadlines=deadlines)
-        described: list[TrainerDescription] = group.call("describe_trainer", deadline=deadlines.work)
+        described: list[TrainerDescription] = group.call("describe_trainer", **deadlines.of("describe_trainer"))
         self._described = described[0]
         self._ranks = len(described)
         self._torn = ""
@@ -69,7 +69,7 @@ class TrainerProxy(TenantProxy):
 
     def _groups(self, method: str, doing: str) -> None:
         try:
-            self._use_all(method, deadline=self._deadlines.transition)
+            self._use_all(method)
         except BaseException as cause:
             # Some ranks may have the groups and some not: whoever entered a collective now would wait for ever.
             self._group.close()
@@ -84,7 +84,7 @@ class TrainerProxy(TenantProxy):
         self._refuse_unless_awake(Part.ALL, "begin")
         self._refuse_if_torn("begin a phase")
         with self._changing("the start of a phase"):
-            self._use_all("begin", phase, deadline=self._deadlines.work)
+            self._use_all("begin", phase)
 
     def step(self, batch: Batch, loss: Loss) -> StepReport:
         """See Trainer; rows are dealt over ranks by their tokens, and the report is of all of them."""
@@ -93,9 +93,7 @@ class TrainerProxy(TenantProxy):
         check_token_ids(batch, vocabulary=self._described.vocabulary)
         shares = deal(batch, ranks=self._ranks, minibatches=self._described.minibatches)
         with self._changing("a step"):
-            reports: list[StepReport] = self._use_each(
-                "update", [(share, loss) for share in shares], deadline=self._deadlines.work
-            )
+            reports: list[StepReport] = self._use_each("update", [(share, loss) for share in shares])
         return reports[0]
 
     def log_probs(self, batch: Batch) -> "Float32[np.ndarray, ' N']":
@@ -104,7 +102,7 @@ class TrainerProxy(TenantProxy):
         self._refuse_if_torn("compute log-probs")
         check_token_ids(batch, vocabulary=self._described.vocabulary)
         shares = deal_rows(batch, ranks=self._ranks)
-        values = self._use_each("log_probs", [(share.batch,) for share in shares], deadline=self._deadlines.work)
+        values = self._use_each("log_probs", [(share.batch,) for share in shares])
         found = np.zeros(batch.tokens, np.float32)
         for share, own in zip(shares, values, strict=True):
             found[share.positions] = own
@@ -155,7 +153,7 @@ class TrainerProxy(TenantProxy):
         with self._lock:
             self._held.add(token)
         try:
-            taken: list[Taken] = self._use_all("take_snapshot", token, deadline=self._deadlines.transition)
+            taken: list[Taken] = self._use_all("take_snapshot", token)
         except BaseException:
             self._release(token)
             raise
@@ -178,15 +176,14 @@ class TrainerProxy(TenantProxy):
             self._group.close()
             return
         for worker in range(self._ranks):
-            # With a worker that is gone its snapshot is gone too.
-            with contextlib.suppress(WorkerError):
-                self._group.control(worker, "release_snapshot", token, deadline=self._deadlines.control)
+            # Nobody waits for it: until it is heard, the worker only holds more than it must.
+            self._group.notify(worker, "release_snapshot", token)
 
     def load(self, saved: Saved) -> None:
         """See Trainer. When some ranks refused and others did not, the state is torn until a load succeeds."""
         self._refuse_unless_awake(Part.ALL, "load")
         with self._changing("a load"):
-            self._use_all("load", saved, deadline=self._deadlines.work)
+            self._use_all("load", saved)
         self._torn = ""
 
     @contextlib.contextmanager
@@ -195,13 +192,13 @@ class TrainerProxy(TenantProxy):
         try:
             yield
         except BaseException as error:
-            if not (isinstance(error, REFUSALS) and self._agree()):
+            if not (_refusal(error) and self._agree()):
                 self._torn = f"{what} failed on some ranks ({type(error).__name__}: {error})"
             raise
 
     def _agree(self) -> bool:
         try:
-            return len(set(self._use_all("changes", deadline=self._deadlines.transition))) == 1
+            return len(set(self._use_all("changes"))) == 1
         except WorkerError:
             return False
 
@@ -220,3 +217,8 @@ class TrainerProxy(TenantProxy):
         self._lost = self._lost or "it was closed"
         if ready:
             self._group.close()
+
+
+def _refusal(error: BaseException) -> bool:
+    # One who waited in vain for others is in the middle of something.
+    return isinstance(error, REFUSALS) and not isinstance(error, WorkerError)

@@ -19,8 +19,10 @@ from tidemill.contracts.batch import Batch, StepReport
 from tidemill.contracts.checkpoint import Saved, TensorSpec
 from tidemill.contracts.events import Emit
 from tidemill.contracts.footprint import Part
+from tidemill.contracts.trainer import RankTrainer
+from tidemill.contracts.weights import WeightSource
 from tidemill.contracts.workers import BuildTrainer, Place
-from tidemill.errors import CheckpointError, ResidencyError, TrainerError, WorkerError
+from tidemill.errors import CheckpointError, PluginError, RankMissingError, ResidencyError, TrainerError, WorkerError
 from tidemill.weights.parcel import Parcel
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ class TrainerService(TenantService):
 
     def __init__(self, build: BuildTrainer, place: Place, emit: Emit) -> None:
         self._trainer = build(place, emit)
+        _refuse_half_a_rank(self._trainer)
         super().__init__(self._trainer)
         self._place = place
         self._desk = SnapshotDesk()
@@ -77,9 +80,11 @@ class TrainerService(TenantService):
         return self._changes
 
     def park(self) -> None:
-        """See RankTrainer. Raises WorkerError that names this rank."""
+        """See RankTrainer. Raises WorkerError that names this rank, or those that did not come."""
         try:
             self._trainer.park()
+        except RankMissingError:
+            raise
         except Exception as error:
             raise self._of_groups("park", error) from error
 
@@ -87,6 +92,8 @@ class TrainerService(TenantService):
         """See RankTrainer. Raises WorkerError that names this rank."""
         try:
             self._trainer.revive()
+        except RankMissingError:
+            raise
         except Exception as error:
             raise self._of_groups("revive", error) from error
 
@@ -179,3 +186,14 @@ class TrainerService(TenantService):
     def close_shipment(self) -> Mapping[str, int]:
         """See WeightSender."""
         return self._sender.close_shipment()
+
+
+def _refuse_half_a_rank(trainer: object) -> None:
+    """Raises PluginError for a trainer made for one process: it lacks what the driver calls of a rank."""
+    wanted = {name for kind in (RankTrainer, WeightSource) for name in vars(kind) if not name.startswith("_")}
+    if missing := sorted(name for name in wanted if not hasattr(trainer, name)):
+        kind = type(trainer)
+        raise PluginError(
+            f"cannot use {kind.__module__}:{kind.__qualname__} for ranks of a trainer: it has no {', '.join(missing)}; "
+            'define them as tidemill.contracts.trainer:RankTrainer says, or set cluster.use = "inline"'
+        )

@@ -9,12 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tidemill import faults
-from tidemill.cluster.calling import gather
 from tidemill.cluster.engine_proxy import EngineProxy
 from tidemill.cluster.feeding import Feeding, plan_feeding
 from tidemill.cluster.tenant_proxy import TenantProxy
 from tidemill.cluster.trainer_proxy import TrainerProxy
-from tidemill.cluster.waiting import wait_for_one
 from tidemill.contracts.events import Emit, phase
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.residency import Residency
@@ -104,25 +102,19 @@ class _Shipment:
         self._end_loading()
 
     def _start_loading(self) -> None:
-        taken = {rank: self.trainer.start(rank, "take_parcel") for rank in sorted({*self.feeding.feeder})}
+        feeders = sorted({*self.feeding.feeder})
+        taken = {rank: self.trainer.start(rank, "take_parcel", passed_on=True) for rank in feeders}
         for replica, rank in enumerate(self.feeding.feeder):
             self.loads.append(self.engine.start(replica, "load_parcel", taken[rank]))
 
     def _end_loading(self) -> None:
         loads, self.loads = self.loads, []
-        gather(
-            loads,
-            names=self.engine.group.names,
-            doing="load_parcel",
-            deadline=self.engine.deadlines.work,
-            wait=wait_for_one,
-            end_all=self.engine.group.close,
-        )
+        self.engine.group.gather(loads, **self.engine.deadlines.of("load_parcel"))
 
     def close(self) -> None:
         """Free the senders' buffers, when nobody reads them any more."""
         for load in self.loads:
-            wait_for_one([load], self.engine.deadlines.transition)
+            self.engine.group.wait([load], self.engine.deadlines.transition)
         self.sent = self.trainer.each("close_shipment", _nothing(self.trainer))
 
 

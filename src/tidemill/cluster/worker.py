@@ -3,9 +3,10 @@
 A failure is sent as data, not raised through a transport: what cannot be sent as it is becomes its text.
 """
 
+import platform
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tidemill import faults
@@ -21,11 +22,15 @@ MakeService = Callable[[Place, Emit], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """An exception of a worker. `error` is itself where it can be sent, else None; `text` is its one line."""
+    """An exception of a worker. `error` is itself where it can be sent, else None; `text` is its one line.
+
+    `where` is the worker with its host, and empty outside of one.
+    """
 
     error: BaseException | None
     text: str
     trace: str
+    where: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -37,10 +42,18 @@ class Reply:
     events: tuple[Event, ...] = ()
 
 
-class Worker:
-    """Holds the service that `build` made. Its calls come one at a time; `control` may come beside them."""
+_where = ""
 
-    def __init__(self, *, name: str, fault_text: str) -> None:
+
+class Worker:
+    """Holds the service that `build` made. Its calls come one at a time; `control` may come beside them.
+
+    One to a process. `host` is as messages shall name it.
+    """
+
+    def __init__(self, *, name: str, fault_text: str, host: str = "") -> None:
+        global _where
+        _where = f"{name} on {host or platform.node()}"
         faults.as_process(name, fault_text)
         self._name = name
         self._events: list[Event] = []
@@ -60,14 +73,18 @@ class Worker:
 
     def call(self, method: str, *arguments: Any) -> Reply:
         """One call of the service. A `Reply` among the arguments stands for its value."""
-        return self._outcome(lambda: self._method(method)(*(value_of(argument) for argument in arguments)))
+        return self._outcome(lambda: self._called(method, arguments))
+
+    def give(self, method: str, *arguments: Any) -> Reply:
+        """As `call`, for a reply that another worker gets: what was emitted is left for the next call's."""
+        return _tried(lambda: self._called(method, arguments))
 
     def control(self, method: str, *arguments: Any) -> Reply:
-        """As `call`; what was emitted is left for the next of these to bring."""
-        try:
-            return Reply(value=self._method(method)(*arguments))
-        except Exception as error:
-            return Reply(failure=failure_of(error))
+        """As `give`, beside the call under way."""
+        return _tried(lambda: self._method(method)(*arguments))
+
+    def _called(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        return self._method(method)(*(value_of(argument) for argument in arguments))
 
     def _method(self, name: str) -> Callable[..., Any]:
         if name.startswith("_"):
@@ -76,22 +93,27 @@ class Worker:
         return method
 
     def _outcome(self, work: Callable[[], Any]) -> Reply:
-        try:
-            value, failure = work(), None
-        except Exception as error:
-            value, failure = None, failure_of(error)
+        reply = _tried(work)
         # One read, one cut: another thread of the service may emit meanwhile.
         events = tuple(self._events)
         del self._events[: len(events)]
-        return Reply(value=value, failure=failure, events=events)
+        return replace(reply, events=events)
+
+
+def _tried(work: Callable[[], Any]) -> Reply:
+    try:
+        return Reply(value=work())
+    except Exception as error:
+        return Reply(failure=failure_of(error))
 
 
 def value_of(argument: Any) -> Any:
-    """A reply's value; anything else as it is. Raises what the reply's call raised."""
+    """A reply's value; anything else as it is. Raises WorkerError where the reply's call raised."""
     if not isinstance(argument, Reply):
         return argument
-    if argument.failure is not None:
-        raise argument.failure.error or WorkerError(argument.failure.text)
+    failure = argument.failure
+    if failure is not None:
+        raise WorkerError(f"what {failure.where or 'another worker'} was to give failed there: {failure.text}")
     return argument.value
 
 
@@ -100,4 +122,4 @@ def failure_of(error: Exception) -> Failure:
     # Our own errors take one message, and the system's a number and a text: both arrive as they were.
     sent = error if isinstance(error, TidemillError) or type(error).__module__ == "builtins" else None
     text = f"{type(error).__name__}: {error}"
-    return Failure(error=sent, text=text, trace="".join(traceback.format_exception(error)))
+    return Failure(error=sent, text=text, trace="".join(traceback.format_exception(error)), where=_where)

@@ -50,6 +50,7 @@ class WorkerGroup(Protocol):
     """Workers of one role. Each does one call at a time, in order; `control` is answered beside the call under way.
 
     Values come in the order of the workers. Arguments and values are plain data and numpy arrays, never tensors.
+    For messages, `doing` is what a silent worker did not do, `sleep` say, and `setting` the path of its `deadline`.
     """
 
     @property
@@ -57,7 +58,9 @@ class WorkerGroup(Protocol):
         """`trainer-0`, `trainer-1`, ...: as in messages, logs and fault points."""
         ...
 
-    def call(self, method: str, *arguments: Any, deadline: float) -> list[Any]:
+    def call(
+        self, method: str, *arguments: Any, deadline: float, doing: str = "", setting: str = "cluster.deadline"
+    ) -> list[Any]:
         """Every worker's answer to the same call. They work at the same time.
 
         Raises what a worker raised, naming it, and WorkerError when one died or did not answer within `deadline`
@@ -65,16 +68,38 @@ class WorkerGroup(Protocol):
         """
         ...
 
-    def call_each(self, method: str, arguments: Sequence[tuple[Any, ...]], *, deadline: float) -> list[Any]:
+    def call_each(
+        self,
+        method: str,
+        arguments: Sequence[tuple[Any, ...]],
+        *,
+        deadline: float,
+        doing: str = "",
+        setting: str = "cluster.deadline",
+    ) -> list[Any]:
         """As `call`, with arguments of its own for each worker."""
         ...
 
-    def start(self, worker: int, method: str, *arguments: Any) -> Pending:
-        """Call one worker and go on."""
+    def start(self, worker: int, method: str, *arguments: Any, doing: str = "", passed_on: bool = False) -> Pending:
+        """Call one worker and go on. `passed_on`: the answer is for another worker only, and brings no events."""
+        ...
+
+    def gather(
+        self, pending: Sequence[Pending], *, deadline: float, doing: str, setting: str = "cluster.deadline"
+    ) -> list[Any]:
+        """The values of one started call of each worker, in order; raises and ends as `call`."""
+        ...
+
+    def wait(self, pending: Sequence[Pending], seconds: float) -> None:
+        """Return when one of these, of any worker here, is done, or after `seconds` at the latest."""
         ...
 
     def control(self, worker: int, method: str, *arguments: Any, deadline: float) -> Any:
         """Call one worker beside what it does; for short questions that touch no device."""
+        ...
+
+    def notify(self, worker: int, method: str, *arguments: Any) -> None:
+        """As `control`, and nobody waits for the answer; a worker that is gone needs to be told nothing."""
         ...
 
     def close(self) -> None:

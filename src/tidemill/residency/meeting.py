@@ -8,7 +8,7 @@ from typing import Any
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from tidemill.contracts.workers import Place
-from tidemill.errors import ClusterError, ResidencyError
+from tidemill.errors import ClusterError, RankMissingError, ResidencyError
 
 __all__ = ["MeetingPoint"]
 
@@ -29,7 +29,7 @@ class MeetingPoint:
         return PrefixStore(prefix, self._store)
 
     def meet(self, key: str, doing: str) -> None:
-        """Return when every rank has called this with the same key. Raises ResidencyError naming those who did not.
+        """Return when every rank has called this with the same key. Raises RankMissingError naming those who did not.
 
         A rank that gives up says so, so that all of them may try the same key again.
         """
@@ -41,7 +41,7 @@ class MeetingPoint:
             if time.monotonic() > ends:
                 self._ask(doing, lambda: self._store.set(mine, _GONE))
                 never = [rank for rank in waiting if not self._mark(key, rank, doing)]
-                raise ResidencyError(
+                raise RankMissingError(
                     f"cannot {doing}: {_ranks(never or waiting)} of {self._place.ranks} did not come within "
                     f"{self._deadline:g} s; each is dead or busy with something else, and its log says with what"
                 )

@@ -4,6 +4,7 @@ It starts ranks in tenths of a second and ends them with the test, whatever happ
 Everything but the transport is what runs in earnest: the same worker, services, proxies and deadlines.
 """
 
+import contextlib
 import multiprocessing
 import os
 import threading
@@ -14,7 +15,9 @@ from multiprocessing.context import ForkServerProcess
 from typing import Any
 
 from tidemill import faults
-from tidemill.cluster.calling import gather, raise_failure
+from tidemill.cluster.calling import gather
+from tidemill.cluster.failures import raise_failure
+from tidemill.cluster.waiting import wait_for_one
 from tidemill.cluster.worker import MakeService, Reply, Worker
 from tidemill.contracts.events import Emit, ignore
 from tidemill.contracts.workers import Pending, Place
@@ -33,6 +36,7 @@ _PRELOAD = [
     "transformers.models.qwen3.modeling_qwen3",
 ]
 _START = 120.0
+_NOTICE = 20.0
 
 
 def _serve(name: str, fault_text: str, calls: Connection, asides: Connection) -> None:
@@ -54,6 +58,7 @@ def _answer(worker: Worker, connection: Connection) -> None:
             "open_rendezvous": worker.open_rendezvous,
             "build": worker.build,
             "call": worker.call,
+            "give": worker.give,
             "control": worker.control,
         }
         connection.send(methods[kind](*arguments))
@@ -137,6 +142,10 @@ class _Answer:
         reply: Reply = self.child.answers[self._number]
         return reply
 
+    def events(self) -> tuple[Any, ...]:
+        """What came with the reply, if it came."""
+        return self.child.answers[self._number].events if len(self.child.answers) > self._number else ()
+
     def result(self, deadline: float) -> Any:
         reply = self.reply(deadline)
         if reply.failure is not None:
@@ -158,11 +167,8 @@ class SpawnedGroup:
         if meet:
             rendezvous = self._children[0].send("open_rendezvous", "127.0.0.1").result(_START)
         places = [Place(rank=r, ranks=len(self._children), rendezvous=rendezvous) for r in range(len(self._children))]
-        self._gather(
-            [child.send("build", make, place) for child, place in zip(self._children, places, strict=True)],
-            "build",
-            _START,
-        )
+        asked = [child.send("build", make, place) for child, place in zip(self._children, places, strict=True)]
+        self.gather(asked, deadline=_START, doing="build")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -174,18 +180,34 @@ class SpawnedGroup:
         """Process numbers, for tests that kill."""
         return tuple(child.process.pid or 0 for child in self._children)
 
-    def call(self, method: str, *arguments: Any, deadline: float) -> list[Any]:
+    def call(
+        self, method: str, *arguments: Any, deadline: float, doing: str = "", setting: str = "cluster.deadline"
+    ) -> list[Any]:
         """See WorkerGroup."""
-        return self.call_each(method, [arguments] * len(self._children), deadline=deadline)
+        each = [arguments] * len(self._children)
+        return self.call_each(method, each, deadline=deadline, doing=doing, setting=setting)
 
-    def call_each(self, method: str, arguments: Sequence[tuple[Any, ...]], *, deadline: float) -> list[Any]:
+    def call_each(
+        self,
+        method: str,
+        arguments: Sequence[tuple[Any, ...]],
+        *,
+        deadline: float,
+        doing: str = "",
+        setting: str = "cluster.deadline",
+    ) -> list[Any]:
         """See WorkerGroup."""
-        return self._gather([self.start(i, method, *each) for i, each in enumerate(arguments)], method, deadline)
+        pending = [self.start(i, method, *each) for i, each in enumerate(arguments)]
+        return self.gather(pending, deadline=deadline, doing=doing or f"answer {method!r}", setting=setting)
 
-    def start(self, worker: int, method: str, *arguments: Any) -> "_Answer":
+    def start(self, worker: int, method: str, *arguments: Any, doing: str = "", passed_on: bool = False) -> "_Answer":
         """See WorkerGroup. A pending argument is fetched here: there is one machine only."""
         plain = [argument.reply(_START) if isinstance(argument, _Answer) else argument for argument in arguments]
-        return self._children[worker].send("call", method, *plain)
+        return self._children[worker].send("give" if passed_on else "call", method, *plain)
+
+    def wait(self, pending: Sequence[Pending], seconds: float) -> None:
+        """See WorkerGroup."""
+        wait_for_one(pending, seconds)
 
     def control(self, worker: int, method: str, *arguments: Any, deadline: float) -> Any:
         """See WorkerGroup."""
@@ -194,24 +216,39 @@ class SpawnedGroup:
             raise_failure(self._children[worker].name, reply.failure)
         return reply.value
 
+    def notify(self, worker: int, method: str, *arguments: Any) -> None:
+        """See WorkerGroup. The answer is waited for: it would stand in the way of the next."""
+        with contextlib.suppress(WorkerError):
+            self._children[worker].aside(method, *arguments, deadline=_NOTICE)
+
     def close(self) -> None:
         """See WorkerGroup."""
         for child in self._children:
             child.end()
 
-    def _gather(self, pending: list[_Answer], doing: str, deadline: float) -> list[Any]:
+    def gather(
+        self, pending: Sequence[Pending], *, deadline: float, doing: str, setting: str = "cluster.deadline"
+    ) -> list[Any]:
+        """See WorkerGroup."""
+
         def look(some: Sequence[Pending], seconds: float) -> None:
-            wait([answer.child.calls for answer in pending if answer in some], seconds)
+            wait([answer.child.calls for answer in some if isinstance(answer, _Answer)], seconds)
 
         try:
-            return gather(pending, names=self.names, doing=doing, deadline=deadline, wait=look, end_all=self.close)
+            return gather(
+                pending,
+                names=self.names,
+                doing=doing,
+                setting=setting,
+                deadline=deadline,
+                wait=look,
+                end_all=self.close,
+            )
         finally:
-            for event in self._events(pending):
-                self._emit(event)
-
-    def _events(self, pending: list[_Answer]) -> list[Any]:
-        child, number = pending[0].child, pending[0]._number
-        return list(child.answers[number].events) if len(child.answers) > number else []
+            for answer in pending:
+                if isinstance(answer, _Answer) and answer.child is self._children[0]:
+                    for event in answer.events():
+                        self._emit(event)
 
 
 def spawned(role: str, size: int, make: MakeService, *, meet: bool = True, fault_text: str = "") -> SpawnedGroup:

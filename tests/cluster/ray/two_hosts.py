@@ -114,7 +114,7 @@ def death_of_a_host(cluster: RayCluster, nodes: Cluster, node: Any) -> dict[str,
     began = time.monotonic()
     nodes.remove_node(node, allow_graceful=False)
     try:
-        group.gather(pending, "wait", 120.0)
+        group.gather(pending, deadline=120.0, doing="wait")
     except WorkerDiedError as error:
         return {"error": str(error), "seconds": time.monotonic() - began, "notes": error.__notes__}
     return {}

@@ -40,7 +40,8 @@ class HostFacts:
 class Start:
     """What a worker is told. `beside` workers of its role share its host; `threads` 0 divides the cores among them.
 
-    `token` is a file that the driver wrote and its text; `alone` says that no other host takes part.
+    `token` is a file that the driver wrote and its text; `alone` says that no other host takes part. `search_path` is
+    where the driver finds modules: a plug-in is found in the same places here.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Start:
     threads: int
     beside: int
     fault_text: str
+    search_path: tuple[str, ...]
     log: Path
     token: tuple[Path, str]
     alone: bool
@@ -99,6 +101,10 @@ class RayWorker:
         """See Worker."""
         return self._run(self._worker.call, method, *arguments)
 
+    def give(self, method: str, *arguments: Any) -> "Reply":
+        """See Worker."""
+        return self._run(self._worker.give, method, *arguments)
+
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]  # Ray says nothing of types
     def control(self, method: str, *arguments: Any) -> "Reply":
         """See Worker."""
@@ -136,6 +142,8 @@ def _print_to(log: Path) -> None:
 
 def _prepared(start: Start, hold: Callable[["Worker"], None]) -> str:
     """In the thread of the calls."""
+    # Behind what this host has itself, which must stay what was compared with the driver's.
+    sys.path.extend(folder for folder in start.search_path if folder not in sys.path)
     threads = start.threads or max(1, _cores() // start.beside)
     os.environ.update(_environment(start, threads))
     import numpy as np
@@ -147,7 +155,7 @@ def _prepared(start: Start, hold: Callable[["Worker"], None]) -> str:
     random.seed(start.seed)
     np.random.seed(start.seed % 2**32)
     torch.manual_seed(start.seed)
-    hold(Worker(name=start.name, fault_text=start.fault_text))
+    hold(Worker(name=start.name, fault_text=start.fault_text, host=f"{platform.node()} ({start.ip})"))
     if start.device == "cuda" and not torch.cuda.is_available():
         return f"PyTorch {torch.__version__} sees no GPU there"
     return ""

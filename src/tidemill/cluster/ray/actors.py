@@ -3,6 +3,7 @@
 import contextlib
 import platform
 import secrets
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from tidemill import faults
 from tidemill.cluster.ray.actor import HostFacts, RayWorker, Start
-from tidemill.cluster.ray.group import Member, RayGroup
+from tidemill.cluster.ray.group import Member, RayGroup, end
 from tidemill.cluster.ray.placing import Spot
 from tidemill.cluster.ray.versions import disagreement, versions
 from tidemill.cluster.ray.waiting import SLICE, fetched, ready
@@ -86,7 +87,7 @@ def start_workers(roles: Sequence[Role], *, emit: Emit, check: Callable[[], None
             _refuse_unusable(seats, facts, _answers(seats, told, check))
     except BaseException:
         for seat in seats:
-            ray.kill(seat.actor)
+            end(seat.actor)
         raise
     members: dict[str, list[Member]] = {role.name: [] for role in roles}
     for seat, fact, start in zip(seats, facts, starts, strict=True):
@@ -109,11 +110,12 @@ def build_services(role: Role, group: RayGroup, make: MakeService, *, meet: bool
         rendezvous = ""
         if meet:
             host = "127.0.0.1" if role.alone else role.spots[0].ip
-            rendezvous = group.ask(0, "open_rendezvous", host, doing="open_rendezvous").result(_START)
+            rendezvous = group.ask(0, "open_rendezvous", host, doing="open a rendezvous").result(_START)
         ranks = len(role.spots)
         places = [Place(rank=rank, ranks=ranks, device=role.device, rendezvous=rendezvous) for rank in range(ranks)]
-        asked = [group.ask(rank, "build", make, place, doing="build") for rank, place in enumerate(places)]
-        group.gather(asked, "build", deadline)
+        what = f"build the {role.name}"
+        asked = [group.ask(rank, "build", make, place, doing=what) for rank, place in enumerate(places)]
+        group.gather(asked, deadline=deadline, doing=what)
     except BaseException:
         group.close()
         raise
@@ -139,6 +141,7 @@ def _start(seat: _Seat, token: tuple[Path, str]) -> Start:
         threads=role.threads,
         beside=Counter(spot.node for spot in role.spots)[seat.spot.node],
         fault_text=faults.told(),
+        search_path=(str(Path.cwd()), *filter(None, sys.path)),
         log=role.log_folder / f"{seat.name}.log",
         token=token,
         alone=role.alone,

@@ -9,19 +9,27 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import (
+    GetTimeoutError,
+    ObjectStoreFullError,
+    OutOfDiskError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+)
 
-from tidemill.cluster.calling import gather, raise_failure
+from tidemill.cluster.calling import gather
+from tidemill.cluster.failures import missing_module, no_module, raise_failure
 from tidemill.cluster.ray.deaths import death
 from tidemill.cluster.ray.logs import last_lines
 from tidemill.cluster.ray.waiting import SLICE, fetched, ready
 from tidemill.cluster.worker import Reply
 from tidemill.contracts.events import Emit, Notice
 from tidemill.contracts.workers import Pending
-from tidemill.errors import WorkerError
+from tidemill.errors import PluginError, WorkerError
 from tidemill.units import format_seconds
 
-__all__ = ["Member", "RayGroup", "RayPending"]
+__all__ = ["Member", "RayGroup", "RayPending", "end"]
 
 _FETCH = 600.0  # seconds for a value that is there to come here
 
@@ -107,19 +115,32 @@ class RayGroup:
         """Who they are."""
         return self._members
 
-    def call(self, method: str, *arguments: Any, deadline: float) -> list[Any]:
+    def call(
+        self, method: str, *arguments: Any, deadline: float, doing: str = "", setting: str = "cluster.deadline"
+    ) -> list[Any]:
         """See WorkerGroup."""
-        return self.call_each(method, [arguments] * len(self._members), deadline=deadline)
+        each = [arguments] * len(self._members)
+        return self.call_each(method, each, deadline=deadline, doing=doing, setting=setting)
 
-    def call_each(self, method: str, arguments: Sequence[tuple[Any, ...]], *, deadline: float) -> list[Any]:
+    def call_each(
+        self,
+        method: str,
+        arguments: Sequence[tuple[Any, ...]],
+        *,
+        deadline: float,
+        doing: str = "",
+        setting: str = "cluster.deadline",
+    ) -> list[Any]:
         """See WorkerGroup."""
-        pending = [self.start(worker, method, *each) for worker, each in enumerate(arguments)]
-        return self.gather(pending, method, deadline)
+        doing = doing or f"answer {method!r}"
+        pending = [self.start(worker, method, *each, doing=doing) for worker, each in enumerate(arguments)]
+        return self.gather(pending, deadline=deadline, doing=doing, setting=setting)
 
-    def start(self, worker: int, method: str, *arguments: Any) -> RayPending:
+    def start(self, worker: int, method: str, *arguments: Any, doing: str = "", passed_on: bool = False) -> RayPending:
         """See WorkerGroup. A pending argument is known by its reference: Ray brings its value to the worker."""
         plain = [argument.reference if isinstance(argument, RayPending) else argument for argument in arguments]
-        return self.ask(worker, "call", method, *plain, doing=method)
+        kind = "give" if passed_on else "call"
+        return self.ask(worker, kind, method, *plain, doing=doing or f"answer {method!r}")
 
     def ask(self, worker: int, kind: str, *arguments: Any, doing: str) -> RayPending:
         """Call a method of the actor itself, which answers with a Reply."""
@@ -129,27 +150,43 @@ class RayGroup:
         member = self._members[worker]
         try:
             return RayPending(self, worker, getattr(member.actor, kind).remote(*arguments), doing)
-        except RayError as error:
+        except (ObjectStoreFullError, OutOfDiskError) as error:
             raise WorkerError(
-                f"cannot send {doing!r} to {member.name} on {member.host}: {type(error).__name__}: "
+                f"{member.name} on {member.host} cannot be asked to {doing}: {type(error).__name__}: "
                 f"{_last_line(error)}; free memory or disk where Ray keeps its objects: /dev/shm, then the temporary "
                 "folder"
             ) from error
+        except RayError as error:
+            raise self.lost(worker, error) from error
 
     def control(self, worker: int, method: str, *arguments: Any, deadline: float) -> Any:
         """See WorkerGroup."""
-        return self.ask(worker, "control", method, *arguments, doing=method).result(deadline)
+        return self.ask(worker, "control", method, *arguments, doing=f"answer {method!r}").result(deadline)
 
-    def gather(self, pending: Sequence[RayPending], doing: str, deadline: float) -> list[Any]:
-        """Every value, in order; see calling.gather."""
-        return gather(pending, names=self.names, doing=doing, deadline=deadline, wait=self._wait, end_all=self.close)
+    def notify(self, worker: int, method: str, *arguments: Any) -> None:
+        """See WorkerGroup."""
+        with contextlib.suppress(WorkerError):
+            self.ask(worker, "control", method, *arguments, doing=f"answer {method!r}")
+
+    def gather(
+        self, pending: Sequence[Pending], *, deadline: float, doing: str, setting: str = "cluster.deadline"
+    ) -> list[Any]:
+        """See WorkerGroup."""
+        return gather(
+            pending,
+            names=[f"{member.name} on {member.host}" for member in self._members],
+            doing=doing,
+            setting=setting,
+            deadline=deadline,
+            wait=self.wait,
+            end_all=self.close,
+        )
 
     def close(self) -> None:
         """See WorkerGroup."""
         self._ended = True
         for member in self._members:
-            with contextlib.suppress(RayError, RuntimeError, ValueError):
-                ray.kill(member.actor)
+            end(member.actor)
 
     def tell(self, worker: int, reply: Reply) -> None:
         """Hand on what a worker emitted."""
@@ -164,13 +201,15 @@ class RayGroup:
         """An error for a worker that did not answer in time."""
         member = self._members[worker]
         return WorkerError(
-            f"{member.name} on {member.host} did not answer {doing!r} within {format_seconds(deadline)}; "
-            f"see {member.log}"
+            f"{member.name} on {member.host} did not {doing} within {format_seconds(deadline)}; see {member.log}"
         )
 
-    def lost(self, worker: int, error: RayError) -> WorkerError:
+    def lost(self, worker: int, error: RayError) -> WorkerError | PluginError:
         """An error for an answer that Ray could not bring: mostly the worker is dead."""
         member = self._members[worker]
+        if module := missing_module(str(error)):
+            # Among the arguments is something of a plug-in.
+            return no_module(f"{member.name} on {member.host}", module)
         if isinstance(error, RayTaskError):
             # Raised past our own code: a value that cannot be sent, or an argument whose worker died.
             giver = "the worker that was to give it a value died"
@@ -178,10 +217,23 @@ class RayGroup:
             return WorkerError(f"{member.name} on {member.host} could not answer: {why}")
         return death(member.name, member.host, str(error), last_lines(member.log), str(member.log))
 
-    def _wait(self, some: Sequence[Pending], seconds: float) -> None:
-        self._check()
-        references = [each.reference for each in some if isinstance(each, RayPending)]
-        ready(references, min(seconds, SLICE))
+    def wait(self, pending: Sequence[Pending], seconds: float) -> None:
+        """See WorkerGroup."""
+        references = [each.reference for each in pending if isinstance(each, RayPending)]
+        ends = time.monotonic() + seconds
+        while True:
+            self._check()
+            left = ends - time.monotonic()
+            if left <= 0 or ready(references, min(left, SLICE)):
+                return
+
+
+def end(actor: ActorHandle) -> None:
+    """Kill it, when there still is something to kill; never raises over the error that this is the end of."""
+    with contextlib.suppress(RayError, RuntimeError, ValueError):
+        # Ray would start a cluster to kill an actor of one that is gone.
+        if ray.is_initialized():
+            ray.kill(actor)
 
 
 def _last_line(error: RayError) -> str:
