@@ -65,7 +65,9 @@ def test_calls_run_in_one_thread_that_has_its_share_of_the_cores(group: RayGroup
 
 def test_a_worker_sees_no_gpu_and_meets_others_on_this_machine_only(group: RayGroup) -> None:
     assert group.call("environment", "CUDA_VISIBLE_DEVICES", deadline=10) == ["", ""]
-    assert set(group.call("environment", "GLOO_SOCKET_IFNAME", deadline=10)) <= {"lo", "not set"}
+    for name, interface in (("GLOO_SOCKET_IFNAME", "lo"), ("NCCL_SOCKET_IFNAME", "=lo")):
+        assert set(group.call("environment", name, deadline=10)) == {os.environ.get(name, interface)}
+    assert {each.partition(":")[0] for each in group.call("rendezvous", deadline=10)} == {"127.0.0.1"}
 
 
 def test_workers_begin_with_the_runs_seed(group: RayGroup) -> None:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import ray
 from ray.cluster_utils import Cluster
 from tests.cluster.ray.service import Service
 
@@ -99,11 +98,10 @@ def sharing(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def gpus_of(cluster: RayCluster) -> dict[str, Any]:
-    facts = {
-        name: ray.get([member.actor.facts.remote() for member in group.members])
-        for name, group in cluster._groups.items()
+    groups = {
+        name: cluster._built(name, len(role.spots), Service, meet=False) for name, role in cluster._places.items()
     }
-    gpus = {name: [each.gpus for each in told] for name, told in facts.items()}
+    gpus = {name: group.call("environment", "CUDA_VISIBLE_DEVICES", deadline=20) for name, group in groups.items()}
     return gpus | {"device": cluster.device, "shares": cluster.shares_devices}
 
 

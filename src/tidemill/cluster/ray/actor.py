@@ -27,13 +27,12 @@ __all__ = ["HostFacts", "RayWorker", "Start"]
 
 @dataclass(frozen=True, kw_only=True)
 class HostFacts:
-    """What a worker tells of itself before anything is built. `gpus` are Ray's numbers of those that it may use."""
+    """What a worker tells of itself before anything is built."""
 
     host: str
     ip: str
     pid: int
     versions: dict[str, str]
-    gpus: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,13 +66,7 @@ class RayWorker:
 
     def facts(self) -> HostFacts:
         """Answered first."""
-        return HostFacts(
-            host=platform.node(),
-            ip=ray.util.get_node_ip_address(),
-            pid=os.getpid(),
-            versions=versions(),
-            gpus=tuple(str(gpu) for gpu in ray.get_gpu_ids()),
-        )
+        return HostFacts(host=platform.node(), ip=ray.util.get_node_ip_address(), pid=os.getpid(), versions=versions())
 
     def prepare(self, start: Start) -> str:
         """Make the process what it shall be; in words why it cannot be used, or nothing."""
@@ -174,10 +167,11 @@ def _environment(start: Start, threads: int) -> dict[str, str]:
         wanted["GOMP_SPINCOUNT"] = "0"  # idle threads that spin take the cores from whoever works
     if start.device == "cpu":
         wanted["CUDA_VISIBLE_DEVICES"] = ""
+    # Nobody else shall reach what ranks of one host open for each other.
     interface = "lo" if start.alone and sys.platform == "linux" else _interface_of(start.ip)
     if interface and "GLOO_SOCKET_IFNAME" not in os.environ:
         wanted["GLOO_SOCKET_IFNAME"] = interface
-    if interface and not start.alone and "NCCL_SOCKET_IFNAME" not in os.environ:
+    if interface and "NCCL_SOCKET_IFNAME" not in os.environ:
         wanted["NCCL_SOCKET_IFNAME"] = f"={interface}"
     return wanted
 
