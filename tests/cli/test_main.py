@@ -13,7 +13,7 @@ import pytest
 
 from tidemill.cli.arguments import parser
 from tidemill.cli.main import main
-from tidemill.errors import ConfigError, EngineError, Interrupted, RunLockedError
+from tidemill.errors import ConfigError, EngineError, Interrupted, RunLockedError, WeightSyncError, WorkerError
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -158,6 +158,17 @@ def test_what_went_wrong_besides_is_said_after_the_error(
     verb("report", error)
     assert main(["report", "runs/first"]) == 1
     assert capsys.readouterr().err == "tidemill: cannot generate\n  and then: the disk is full\n"
+
+
+def test_a_workers_traceback_is_shown_however_often_its_error_was_told_in_other_words(
+    verb: Callable[..., Verb], capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, error = WorkerError("trainer-1 on alpha failed"), WeightSyncError("cannot bring engine to version 1")
+    first.add_note("in trainer-1 on alpha:\nTraceback")
+    error.__cause__ = first
+    verb("report", error)
+    assert main(["report", "runs/first"]) == 1
+    assert "version 1\n  in trainer-1 on alpha:\nTraceback" in capsys.readouterr().err
 
 
 def test_what_a_verb_returns_is_the_exit_code(verb: Callable[..., Verb]) -> None:

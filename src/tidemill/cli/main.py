@@ -6,7 +6,7 @@ import importlib
 import io
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tidemill.cli.arguments import parser
@@ -41,8 +41,7 @@ def _ended(arguments: argparse.Namespace) -> int:
             sys.stdout.flush()
         return code
     except (TidemillError, Interrupted) as error:
-        # Notes are what went wrong besides, such as a summary that could not be written after it.
-        say("\n  ".join([f"tidemill: {error}", *vars(error).get("__notes__", [])]), sys.stderr)
+        say("\n  ".join([f"tidemill: {error}", *_notes(error)]), sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         say("tidemill: interrupted", sys.stderr)
@@ -53,6 +52,13 @@ def _ended(arguments: argparse.Namespace) -> int:
     except Exception:
         say(traceback.format_exc().rstrip("\n"), sys.stderr)
         return _BUG
+
+
+def _notes(error: BaseException | None) -> Iterator[str]:
+    """What went wrong besides, such as a summary that could not be written after it, and a worker's traceback."""
+    while error is not None:
+        yield from vars(error).get("__notes__", [])
+        error = error.__cause__
 
 
 def parsed(argv: list[str]) -> argparse.Namespace:
