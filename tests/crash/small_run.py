@@ -3,17 +3,20 @@
 Processes come from a fork server that has imported everything once, so that a start costs tenths of a second.
 """
 
+import contextlib
 import json
 import multiprocessing
 import os
 import random
 import sys
 from dataclasses import dataclass
+from multiprocessing import forkserver, util
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
 from tidemill import faults
+from tidemill.testing.spawned import _PRELOAD
 from tidemill.testing.tiny import make_tiny_model, sort_digits_problem
 
 STEPS, WARM_UP = 14, 4
@@ -80,15 +83,42 @@ def recipe(base: Path, run: Path) -> Path:
 
 def _command(words: list[str], log: str, armed: str) -> None:
     os.setsid()  # as from a shell of its own: a signal to the test runner is not for the run
-    faults.arm(armed)
     descriptor = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND) if log else _unread()
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
+    _fork_server_of_its_own()
+    faults.arm(armed)
     from tidemill.cli.main import main
 
     code = main(words)
     sys.stdout.flush()
     os._exit(code)
+
+
+def _fork_server_of_its_own() -> None:
+    """What the run forks its workers from is forked here, with all imports made: started, it takes seconds for them."""
+    started = util.spawnv_passfds
+
+    def forked(path: bytes, args: list[Any], passed: list[int]) -> int:
+        if "forkserver" not in str(args[-1]):
+            return started(path, args, passed)
+        if pid := os.fork():
+            return pid
+        for entry in list(Path("/proc/self/fd").iterdir()):
+            if (number := int(entry.name)) > 2 and number not in passed:
+                with contextlib.suppress(OSError):
+                    os.close(number)
+        try:
+            exec(args[-1], {})  # noqa: S102 - multiprocessing's own words
+        finally:
+            os._exit(0)
+
+    util.spawnv_passfds = forked
+    try:
+        forkserver.set_forkserver_preload(["tidemill.testing.spawned_cluster"])
+        forkserver.ensure_running()
+    finally:
+        util.spawnv_passfds = started
 
 
 def _unread() -> int:
@@ -101,7 +131,7 @@ def _unread() -> int:
 def start(words: list[str], log: Path | None, armed: str = "") -> ForkServerProcess:
     """`tidemill WORDS` in a process of its own, with faults armed; without a log nobody reads what it says."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tidemill.app.run", "tidemill.trainers.fsdp.trainer", "tidemill.cli.main"])
+    context.set_forkserver_preload(["tidemill.app.run", "tidemill.cli.main", *_PRELOAD])
     process = context.Process(target=_command, args=(words, str(log or ""), armed))
     process.start()
     return process

@@ -6,51 +6,135 @@ from pathlib import Path
 
 import pytest
 
+from tests.crash.point_names import point_names
 from tests.crash.small_run import Outcome, outcome, prepare, recipe, start
 
 LIMIT = 180.0
-RANKS = ["cluster.use=tidemill.testing.spawned_cluster:SpawnedClusterSettings", "trainer.ranks=2"]
+RANKS = ["cluster.use=tests.crash.small_parcels:SmallParcelsSettings", "trainer.ranks=2"]
 
-# Points of the driver. `@2`: not the first time, so that there is something to lose.
-DRIVER = [
-    "checkpoint.mkdir=kill@2",
-    "checkpoint.fsync-manifest=kill@2",
-    "checkpoint.fsync-attempt=kill@2",
-    "checkpoint.rename=kill@2",
-    "checkpoint.fsync-parent=kill@2",
-    "checkpoint.acknowledged=kill@2",
-    "checkpoint.retention.rename=kill",
-    "checkpoint.retention.unlink=kill",
-    "weights.publish=kill@4",
-    "rollout.dump.write=kill@4",
-    "export.open=kill",
-    "export.rename=kill",
-]
-# Points of a worker: each call of a trainer's rank and of the engine, and what happens within them.
-WORKERS = [
-    "trainer-0/worker.load=kill",
-    "trainer-1/worker.update=kill@6",
-    "trainer-1/trainer.update=kill@6",
-    "trainer-0/worker.sleep=kill@3",
-    "trainer-1/residency.capture.slab=kill@3",
-    "trainer-1/residency.release.slab=kill@4",
-    "trainer-0/worker.park=kill@2",
-    "trainer-1/worker.park=kill@2",
-    "trainer-1/worker.wake_up=kill@2",
-    "trainer-1/residency.restore.slab=kill@5",
-    "trainer-0/worker.revive=kill@2",
-    "trainer-1/worker.take_snapshot=kill@3",
-    "trainer-0/checkpoint.open=kill@2",
-    "trainer-1/checkpoint.write=kill@3",
-    "trainer-1/checkpoint.fsync-file=kill@2",
-    "trainer-1/weights.send.tensor=kill@20",
-    "engine-0/worker.begin_update=kill@3",
-    "engine-0/worker.load_parcel=kill@3",
-    "engine-0/worker.weight_checksums=kill@3",
-    "engine-0/worker.publish=kill@3",
-    "engine-0/worker.generate=kill@3",
-    "engine-0/worker.sleep=kill@3",
-]
+# Where a run is killed, resumed, killed again, and so on. A name with a slash is that worker's point, others are the
+# driver's; `@2` is the second time that a start passes it.
+CHAINS = {
+    "while files of a save are written": [
+        "checkpoint.mkdir@2",
+        "checkpoint.state",
+        "checkpoint.fsync-state@2",
+        "checkpoint.manifest",
+        "checkpoint.fsync-manifest",
+    ],
+    "while a save becomes one": [
+        "checkpoint.fsync-attempt@2",
+        "checkpoint.rename",
+        "checkpoint.fsync-parent",
+        "checkpoint.acknowledged",
+        "checkpoint.retention.rename",
+    ],
+    "while older saves are cleared, and an export begins": [
+        "checkpoint.retention.fsync",
+        "checkpoint.retention.unlink",
+        "export.mkdir",
+        "export.open",
+        "export.write",
+    ],
+    "in the last moments of a run": [
+        "export.fsync-file",
+        "export.text",
+        "export.fsync-text",
+        "export.fsync-folder",
+        "export.rename",
+        "export.fsync-parent",
+    ],
+    "in the first moments of a start": [
+        "weights.publish@4",
+        "attempt.write",
+        "attempt.fsync-file",
+        "run-folder.write",
+        "run-folder.fsync",
+    ],
+    "while the driver writes": [
+        "rollout.dump.write@4",
+        "checkpoint.probe",
+        "checkpoint.fsync-probe",
+        "run-folder.write@2",
+        "run-folder.fsync@2",
+    ],
+    "a rank that begins": [
+        "trainer-1/worker.stand",
+        "trainer-0/groups.begin",
+        "trainer-0/worker.begin",
+        "trainer-1/worker.begin@2",
+    ],
+    "a rank that learns": [
+        "trainer-1/worker.update@8",
+        "trainer-0/worker.load",
+        "trainer-1/trainer.update@2",
+        "trainer-0/worker.take_snapshot",
+        "trainer-1/worker.take_snapshot@3",
+    ],
+    "a rank that falls asleep": [
+        "trainer-0/worker.sleep@3",
+        "trainer-1/residency.capture.slab@3",
+        "trainer-1/residency.release.slab@4",
+        "trainer-0/worker.park",
+        "trainer-1/worker.park@2",
+        "trainer-0/groups.park",
+    ],
+    "a rank that wakes": [
+        "trainer-1/worker.wake_up@2",
+        "trainer-1/residency.restore.slab@5",
+        "trainer-0/worker.revive@2",
+        "trainer-1/groups.begin@2",
+    ],
+    "a rank that saves": [
+        "trainer-0/checkpoint.open@2",
+        "trainer-1/checkpoint.write@3",
+        "trainer-1/checkpoint.fsync-file",
+        "trainer-0/checkpoint.fsync-file@2",
+    ],
+    "a rank that ships weights": [
+        "trainer-0/worker.where",
+        "trainer-1/worker.open_shipment@2",
+        "trainer-1/worker.next_parcel@3",
+        "trainer-0/worker.take_parcel@5",
+        "trainer-1/weights.send.tensor@20",
+        "trainer-0/worker.close_shipment@2",
+    ],
+    "an engine that takes on weights": [
+        "engine-0/worker.where",
+        "engine-0/worker.begin_update@2",
+        "engine-0/worker.load_parcel@5",
+        "engine-0/worker.weight_checksums@2",
+        "engine-0/worker.publish@3",
+    ],
+    "an engine that answers": [
+        "engine-0/worker.stand",
+        "engine-0/worker.wake_up@2",
+        "engine-0/worker.generate@3",
+        "engine-0/worker.sleep@3",
+    ],
+}
+
+# No run passes these.
+_NO_POINT = "it is asked without the trainer's or the engine's gate, which is what passes points"
+NEVER = {
+    "worker.changes": "asked only after ranks failed differently",
+    "worker.log_probs": "the loss of the run takes the engine's",
+    "worker.load_pretrained": "only `tidemill rollout` has no trainer to get weights from",
+    "worker.abandon_shard": _NO_POINT,
+    "worker.answered": _NO_POINT,
+    "worker.describe": _NO_POINT,
+    "worker.describe_trainer": _NO_POINT,
+    "worker.dtype": _NO_POINT,
+    "worker.release_snapshot": _NO_POINT,
+    "worker.shard_state": _NO_POINT,
+    "worker.write_shard": _NO_POINT,
+}
+
+
+def test_every_point_of_the_program_is_one_where_a_run_is_killed() -> None:
+    killed = {point.rpartition("/")[2].partition("@")[0] for chain in CHAINS.values() for point in chain}
+    assert killed | NEVER.keys() == point_names()
+    assert not killed & NEVER.keys()
 
 
 @pytest.fixture(scope="module")
@@ -78,35 +162,20 @@ def finish(base: Path, run: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", DRIVER)
-def test_a_driver_killed_at_a_named_point_leaves_a_run_that_ends_as_one_never_killed(
-    base: Path, whole: Outcome, point: str
+@pytest.mark.parametrize("chain", CHAINS)
+def test_a_run_killed_at_one_named_point_after_the_other_names_who_died_and_ends_as_one_never_killed(
+    base: Path, whole: Outcome, chain: str
 ) -> None:
-    run, log = base / f"driver {point}", base / f"driver {point}.log"
-    process = start(words(base, run), log, point)
-    process.join(LIMIT)
-    assert process.exitcode == -signal.SIGKILL, log.read_text()[-3000:]
-    finish(base, run)
-    assert outcome(run) == whole
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("point", WORKERS)
-def test_a_worker_killed_at_a_named_point_is_named_and_the_run_ends_as_one_never_killed(
-    base: Path, whole: Outcome, point: str
-) -> None:
-    name = point.replace("/", " ")
-    run, log = base / name, base / f"{name}.log"
-    words_ = words(base, run)
-    if "load=kill" in point:  # there must be something to load
-        process = start([*words_, "steps=6"], log)
+    run, log = base / chain, base / f"{chain}.log"
+    for point in CHAINS[chain]:
+        name, _, nth = point.partition("@")
+        before = len(log.read_text()) if log.exists() else 0
+        process = start(words(base, run), log, f"{name}=kill@{nth or 1}")
         process.join(LIMIT)
-        assert process.exitcode == 0, log.read_text()[-3000:]
-    process = start(words_, log, point)
-    process.join(LIMIT)
-    said = log.read_text()
-    assert process.exitcode == 1, said[-3000:]
-    assert f"{point.partition('/')[0]} died" in said
+        said = log.read_text()[before:]
+        worker, of_a_worker, _ = point.partition("/")
+        assert process.exitcode == (1 if of_a_worker else -signal.SIGKILL), f"{point}: {said[-3000:]}"
+        assert not of_a_worker or f"{worker} died" in said, f"{point}: {said[-3000:]}"
     finish(base, run)
     assert outcome(run) == whole
 
