@@ -143,6 +143,22 @@ def test_advance_is_told_of_no_progress_too_so_that_a_disk_that_hangs_can_be_lef
     assert 2.5 < time.monotonic() - began < 6  # it waited for the worker to let go
 
 
+def test_a_long_write_is_looked_at_a_few_times_a_second(
+    desks: Desks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = desks("trainer-0/checkpoint.write=delay:1.2@2")
+    looks = []
+    ask = desks.group.control
+
+    def control(worker: int, method: str, *arguments: Any, deadline: float) -> Any:
+        looks.append(method)
+        return ask(worker, method, *arguments, deadline=deadline)
+
+    monkeypatch.setattr(desks.group, "control", control)
+    shard.write(tmp_path / "a.safetensors", lambda count: None)
+    assert 8 < looks.count("shard_state") < 16
+
+
 def test_a_worker_that_dies_while_it_writes_is_named(desks: Desks, tmp_path: Path) -> None:
     shard = desks("trainer-0/checkpoint.write=kill@3")
     with pytest.raises(WorkerError, match="trainer-0 died"):

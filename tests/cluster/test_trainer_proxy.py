@@ -18,6 +18,7 @@ from tidemill.algorithms.losses.clip import ClipLoss
 from tidemill.checkpoint.rng import RandomState
 from tidemill.checkpoint.safetensors_file import TensorFile
 from tidemill.cluster import calling
+from tidemill.cluster.inline import InlineCluster
 from tidemill.cluster.pulled_weights import pulled_weights
 from tidemill.cluster.trainer_proxy import TrainerProxy
 from tidemill.cluster.trainer_service import TrainerService
@@ -26,7 +27,7 @@ from tidemill.contracts.events import Notice, ignore
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.trainer import Trainer
 from tidemill.contracts.workers import Place
-from tidemill.errors import CheckpointError, ResidencyError, TrainerError, WorkerError
+from tidemill.errors import CheckpointError, PluginError, ResidencyError, TrainerError, WorkerError
 from tidemill.testing.fakes.rank_trainer import FakeRankTrainer, build_fake_rank
 from tidemill.testing.suites.trainer import awake, copied, ragged_batch, same
 
@@ -379,6 +380,21 @@ def test_neither_a_step_nor_a_sleep_waits_for_a_file_that_is_written(two_ranks: 
         name: spec.shape for name, spec in before.items()
     }
     snapshot.release()
+
+
+class Alone:
+    """A trainer made for one process."""
+
+    name, weight_specs, named_weights = "trainer", dict, dict
+
+
+def test_a_trainer_made_for_one_process_is_refused_as_a_rank_with_what_it_lacks() -> None:
+    build: Any = lambda place, emit: Alone()  # noqa: E731
+    with pytest.raises(
+        PluginError, match=r"test_trainer_proxy:Alone .* has no minibatches, park, revive, update, vocabulary; define"
+    ):
+        TrainerService(build, Place(), ignore)
+    assert isinstance(InlineCluster(device="cpu", emit=ignore).trainer(build, ranks=1), Alone)
 
 
 def test_a_service_hands_its_trainer_only_what_is_the_trainers() -> None:

@@ -4,6 +4,7 @@ tidemill.cluster.ray.group, tidemill.cluster.ray.actor, tidemill.cluster.ray.act
 tidemill.cluster.ray.connection.
 """
 
+import importlib
 import os
 import re
 import signal
@@ -16,16 +17,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ray.exceptions import OutOfDiskError
+from ray.exceptions import OutOfDiskError, RaySystemError
 from tests.cluster.ray.conftest import Make
 
 from tidemill import faults
 from tidemill.cluster import calling
-from tidemill.cluster.ray.group import Member, RayGroup
+from tidemill.cluster.ray.group import Member, RayGroup, end
 from tidemill.cluster.ray.private import PrivateCluster
 from tidemill.contracts.events import Event, Metrics, Notice, ignore
 from tidemill.contracts.workers import WorkerGroup
-from tidemill.errors import Interrupted, TrainerError, WorkerDiedError, WorkerError
+from tidemill.errors import Interrupted, PluginError, TrainerError, WorkerDiedError, WorkerError
 
 seen: list[Event] = []
 
@@ -242,6 +243,40 @@ def test_what_ray_cannot_take_in_is_told_with_what_to_free(tmp_path: Path) -> No
         WorkerError, match=r"trainer-0 on alpha cannot be asked to answer 'add': OutOfDiskError(.|\n)*free memory"
     ):
         group.call("add", 1, 1, deadline=10)
+
+
+def test_what_ray_refuses_for_other_reasons_comes_without_advice_about_room(tmp_path: Path) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise RaySystemError("the raylet is not there")
+
+    actor: Any = SimpleNamespace(call=SimpleNamespace(remote=refuse), control=SimpleNamespace(remote=refuse))
+    member = Member(name="trainer-0", host="alpha", node="", pid=0, actor=actor, log=tmp_path / "log")
+    group = RayGroup([member], emit=ignore, check=lambda: None)
+    with pytest.raises(WorkerError, match="trainer-0 on alpha died") as caught:
+        group.call("add", 1, 1, deadline=10)
+    assert "free memory" not in str(caught.value)
+    assert "the raylet is not there" in "\n".join(caught.value.__notes__)
+    group.notify(0, "add", 1, 1)
+
+
+def test_ending_what_is_no_more_raises_nothing_over_the_error_before() -> None:
+    nobody: Any = SimpleNamespace()
+    end(nobody)
+
+
+def test_modules_are_found_where_the_driver_finds_them_and_those_of_its_host_alone_are_named(
+    make_group: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("sent", "kept"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"lab_{folder}.py").write_text("class Number(int):\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path / "sent")
+    with make_group("finder", 1, ignore) as made:
+        assert made.call("add", importlib.import_module("lab_sent").Number(2), 3, deadline=20) == [5]
+        monkeypatch.syspath_prepend(tmp_path / "kept")
+        with pytest.raises(PluginError, match="finder-0 on .* has no module 'lab_kept': install it on that host too"):
+            made.call("add", importlib.import_module("lab_kept").Number(2), 3, deadline=20)
+        assert made.call("add", 2, 3, deadline=20) == [5]
 
 
 def test_the_first_failure_is_raised_and_the_others_are_ended(group: RayGroup, monkeypatch: pytest.MonkeyPatch) -> None:
