@@ -44,7 +44,7 @@ class RayCluster:
 
     `device` is `auto` (the GPUs of the cluster when it has some), `cpu` or `cuda`. `address` is `host:port`, or empty
     for a private cluster. `ranks` is 0 when no trainer is wanted; `replicas` may be `auto`, and 0 for a run without an
-    engine. `store_bytes` is the private cluster's object store, 0 for one that fits the machine.
+    engine.
     """
 
     def __init__(
@@ -63,16 +63,13 @@ class RayCluster:
         placement: str = "colocated",
         cpus: float = 0.0,
         deadline: float = 1800.0,
-        store_bytes: int = 0,
     ) -> None:
         """Raises ClusterError for a cluster that cannot be reached or started, has too little, or hosts that differ."""
         self._colocated = placement == "colocated"
         self._max_batch, self._emit = max_batch, emit
         self._deadlines = Deadlines(work=deadline, transition=transition_deadline)
         with contextlib.ExitStack() as undo:
-            self._private = _joined_or_private(
-                address, device, cpus, _most_workers(ranks, replicas), store_bytes, self._say, undo
-            )
+            self._private = _joined_or_private(address, device, cpus, _most_workers(ranks, replicas), self._say, undo)
             self._device = _device(device)
             self._demand = Demand(
                 ranks=ranks,
@@ -181,7 +178,6 @@ def _joined_or_private(
     device: str,
     cpus: float,
     workers: int,
-    store_bytes: int,
     say: Callable[[str], None],
     undo: contextlib.ExitStack,
 ) -> PrivateCluster | None:
@@ -194,7 +190,7 @@ def _joined_or_private(
         return None
     # No more than is needed: Ray starts idle processes for CPUs that nobody asked for.
     cores = max(1, min(os.cpu_count() or 1, math.ceil(cpus * workers)))
-    private = PrivateCluster(cpus=cores, gpus=0 if device == "cpu" else None, store_bytes=store_bytes)
+    private = PrivateCluster(cpus=cores, gpus=0 if device == "cpu" else None)
     undo.callback(private.close)
     connect(private.address, private=True, say=say)
     undo.callback(_quietly, ray.shutdown)

@@ -38,7 +38,7 @@ class PrivateCluster:
     """Starts one. `cpus` is what Ray shall count; `gpus` is None for those of the machine."""
 
     def __init__(self, *, cpus: int, gpus: int | None, store_bytes: int = 0) -> None:
-        """Raises ClusterError. `store_bytes` 0 fits the object store to the machine."""
+        """Raises ClusterError. `store_bytes` 0 fits the object store to the machine, as every run has it."""
         self._folder = _short_folder()
         self._guardian: subprocess.Popen[bytes] | None = None
         self._before = {name: os.environ.get(name) for name in _environment()}
