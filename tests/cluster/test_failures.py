@@ -49,6 +49,8 @@ def raised(failure: Failure) -> BaseException:
         (OSError(errno.ENOSPC, "No space left"), OSError, f"[Errno {errno.ENOSPC}] trainer-1 on {HERE}: No space left"),
         (FileNotFoundError(errno.ENOENT, "no such file", "/a/b"), FileNotFoundError, "no such file: '/a/b'"),
         (OSError("only words"), OSError, "only words"),
+        # A mapping of memory that the system refuses, as a sleeping tenant's pages on the host are.
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), WorkerError, "ran out of host memory (OSError: [Errno 12] "),
         (LookupError("nobody knows"), WorkerError, "failed: LookupError: nobody knows"),
         (
             ModuleNotFoundError("No module named 'my_lab.parts'"),

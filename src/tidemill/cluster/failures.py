@@ -1,5 +1,6 @@
 """What a worker raised, raised again on the driver: with the worker's name, its host, and its traceback as a note."""
 
+import errno
 import re
 
 from tidemill.cluster.worker import Failure
@@ -30,7 +31,7 @@ def _error(where: str, failure: Failure) -> BaseException:
         return type(error)(f"{where}: {error}")
     if _LEFT_WAITING.search(text):
         return RankMissingError(f"{where} waited for other ranks in vain ({text.splitlines()[0]}); see their logs")
-    if isinstance(error, OSError):
+    if isinstance(error, OSError) and error.errno != errno.ENOMEM:
         return _of_system(where, error)
     if module := missing_module(text):
         return no_module(where, module)
@@ -64,7 +65,10 @@ def _exhausted(text: str) -> str:
     """Which memory ran out, if that is what `text`, the one line of an exception, says."""
     if text.startswith(("OutOfMemoryError", "AcceleratorError: CUDA error: out of memory")):
         return "GPU memory"
-    if text.startswith("MemoryError") or "not enough memory: you tried to allocate" in text:
+    if (
+        text.startswith(("MemoryError", f"OSError: [Errno {errno.ENOMEM}]"))
+        or "not enough memory: you tried to allocate" in text
+    ):
         return "host memory"
     return ""
 
