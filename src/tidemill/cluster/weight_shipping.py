@@ -13,14 +13,14 @@ from tidemill.cluster.engine_proxy import EngineProxy
 from tidemill.cluster.feeding import Feeding, plan_feeding
 from tidemill.cluster.tenant_proxy import TenantProxy
 from tidemill.cluster.trainer_proxy import TrainerProxy
-from tidemill.contracts.events import Emit, phase
-from tidemill.contracts.footprint import Part
+from tidemill.contracts.events import Emit
 from tidemill.contracts.residency import Residency
 from tidemill.contracts.state import PolicyVersion
 from tidemill.contracts.weights import WeightReceiver, WeightSource
 from tidemill.contracts.workers import Pending
 from tidemill.errors import WeightSyncError
 from tidemill.weights.comparing import compare_checksums
+from tidemill.weights.handing import handing_over
 
 __all__ = ["ShippedWeightSync"]
 
@@ -48,16 +48,8 @@ class ShippedWeightSync:
                 f"cannot ship weights from {type(trainer).__name__} to {type(engine).__name__}: both must be of the "
                 "cluster that this weight sync is of"
             )
-        try:
-            with self._residency.awake(engine, Part.WEIGHTS), phase(self._emit, "update_weights", engine.name):
-                self._hand_over(trainer, engine, version)
-        except WeightSyncError:
-            raise
-        except Exception as cause:
-            raise WeightSyncError(
-                f"cannot bring {engine.name} to version {version}: {type(cause).__name__}: {cause}; it refuses to "
-                "generate until a whole sync succeeds"
-            ) from cause
+        with handing_over(engine, version, residency=self._residency, emit=self._emit):
+            self._hand_over(trainer, engine, version)
 
     def _hand_over(self, trainer: TrainerProxy, engine: EngineProxy, version: PolicyVersion) -> None:
         engine.begin_update()

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from tidemill import faults
-from tidemill.contracts.events import Emit, phase
-from tidemill.contracts.footprint import Part
+from tidemill.contracts.events import Emit
 from tidemill.contracts.residency import Residency
 from tidemill.contracts.state import PolicyVersion
 from tidemill.contracts.weights import WeightReceiver, WeightSource
@@ -14,6 +13,7 @@ from tidemill.errors import WeightSyncError
 from tidemill.weights.checksum import checksum
 from tidemill.weights.comparing import compare_checksums
 from tidemill.weights.elements import torch_dtype
+from tidemill.weights.handing import handing_over
 
 __all__ = ["DirectWeightSync"]
 
@@ -34,16 +34,8 @@ class DirectWeightSync:
         Raises WeightSyncError on any failure; from `begin_update` on the engine's version is then unknown, and it
         refuses to generate until a later sync succeeds.
         """
-        try:
-            with self._residency.awake(engine, Part.WEIGHTS), phase(self._emit, "update_weights", engine.name):
-                self._hand_over(trainer, engine, version)
-        except WeightSyncError:
-            raise
-        except Exception as cause:
-            raise WeightSyncError(
-                f"cannot bring {engine.name} to version {version}: {type(cause).__name__}: {cause}; it refuses to "
-                "generate until a whole sync succeeds"
-            ) from cause
+        with handing_over(engine, version, residency=self._residency, emit=self._emit):
+            self._hand_over(trainer, engine, version)
 
     def _hand_over(self, trainer: WeightSource, engine: WeightReceiver, version: PolicyVersion) -> None:
         engine.begin_update()
