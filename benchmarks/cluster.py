@@ -1,8 +1,9 @@
 """What several processes cost: starting a private Ray cluster, calling two ranks, telling of one that was killed.
 
 A trainer of two ranks and an engine of one replica, on a tiny model, take turns as in a run. `round_trip` is a call of
-both ranks that does nothing. `driver_overhead` is the time of a step on the driver (wake, update, snapshot, weight
-sync, rollout, sleep) less the time that rank 0 and the engine were at work; gathering weights is counted as overhead.
+both ranks that does nothing. `driver_overhead` is the time of a step on the driver during which neither rank 0 nor the
+engine was at work; process groups that are parked and revived, and weights that are gathered, count as overhead. It is
+the sum of `transitions` (sleep, wake), `update`, `snapshot`, `weight_sync` and `rollout`, less those at work.
 
     python benchmarks/cluster.py [--steps 30] [--device cpu] [--json FILE]
 """
@@ -54,10 +55,48 @@ class Timed:
             return value
 
         def call(*arguments: Any, **named: Any) -> Any:
-            with phase(self.emit, "busy", name):
+            # Process groups are there for the sake of several processes.
+            with phase(self.emit, "overhead" if name in ("park", "revive") else "busy", name):
                 return value(*arguments, **named)
 
         return call
+
+
+Interval = tuple[float, float]
+
+
+def covered(intervals: list[Interval], within: Interval) -> float:
+    """Seconds of `within` that lie in one of the intervals, which may overlap."""
+    seconds, reached = 0.0, within[0]
+    for start, end in sorted(intervals):
+        start, end = max(start, reached), min(end, within[1])
+        if end > start:
+            seconds, reached = seconds + end - start, end
+    return seconds
+
+
+class Watch:
+    """When something was done on the driver, by name."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, list[Interval]] = {}
+
+    def over(self, name: str, call: Any) -> Any:
+        """`call`, watched."""
+
+        def watched(*arguments: Any) -> Any:
+            began = time.time()
+            try:
+                return call(*arguments)
+            finally:
+                self.seen.setdefault(name, []).append((began, time.time()))
+
+        return watched
+
+    def idle(self, name: str, busy: list[Interval]) -> float:
+        """Seconds within `name` in which nobody was at work; transitions within others are counted once, as such."""
+        moves = [] if name == "transitions" else self.seen.get("transitions", [])
+        return sum(end - start - covered([*busy, *moves], (start, end)) for start, end in self.seen[name])
 
 
 def ignored(event: Event) -> None:
@@ -112,13 +151,14 @@ def killed(trainer: Any, batch: Batch, residency: LeaseManager) -> float:
 
 def measured(folder: Path, device: str, steps: int) -> dict[str, float]:
     """All figures, in seconds."""
-    model, busy, found = folder / "model", [], {}
+    model, found = folder / "model", {}
+    busy: list[Interval] = []
     write_model(model, "tiny")
     dtype = "bfloat16" if device == "cuda" else "float32"
 
     def emit(event: Event) -> None:
         if isinstance(event, PhaseDone) and event.name == "busy":
-            busy.append(event.seconds)
+            busy.append((event.start, event.start + event.seconds))
 
     began = time.perf_counter()
     cluster = RayCluster(
@@ -141,22 +181,33 @@ def measured(folder: Path, device: str, steps: int) -> dict[str, float]:
     residency.admit(trainer)
     weights = cluster.weight_sync(residency, ignored)
     batch, requests = make_batch(), [Request(key=str(n), token_ids=(5, 6, 7)) for n in range(16)]
-    overheads, walls = [], []
+    watch = Watch()
+    for part in (trainer, engine):
+        part.sleep, part.wake_up = watch.over("transitions", part.sleep), watch.over("transitions", part.wake_up)
+    update, snapshot = watch.over("update", trainer.step), watch.over("snapshot", lambda: trainer.snapshot().release())
+    sync, rollout = watch.over("weight_sync", weights.update_weights), watch.over("rollout", engine.generate)
+    overheads: dict[str, list[float]] = {}
+    walls = []
     with residency.awake(trainer):
         trainer.begin("rl")
     for step in range(steps):
         busy.clear()
-        began = time.perf_counter()
+        watch.seen.clear()
+        began = time.time()
         with residency.awake(trainer):
-            trainer.step(batch, CrossEntropyLoss())
-            trainer.snapshot().release()
-            weights.update_weights(trainer, engine, PolicyVersion(1, step))
+            update(batch, CrossEntropyLoss())
+            snapshot()
+            sync(trainer, engine, PolicyVersion(1, step))
         with residency.awake(engine):
-            engine.generate(requests, Sampling(max_new_tokens=8))
-        walls.append(time.perf_counter() - began)
-        overheads.append(walls[-1] - sum(busy))
+            rollout(requests, Sampling(max_new_tokens=8))
+        step_of = (began, time.time())
+        walls.append(step_of[1] - began)
+        overheads.setdefault("driver_overhead", []).append(walls[-1] - covered(busy, step_of))
+        for name in watch.seen:
+            overheads.setdefault(name, []).append(watch.idle(name, busy))
     found["step"] = statistics.median(walls[2:])
-    found["driver_overhead"] = statistics.median(overheads[2:])
+    found |= {name: statistics.median(seconds[2:]) for name, seconds in overheads.items()}
+    found["load"] = os.getloadavg()[0]
     found["killed_rank_reported"] = killed(trainer, batch, residency)
     cluster.close()
     return found
@@ -173,7 +224,8 @@ def main() -> int:
         found = measured(Path(folder), arguments.device, arguments.steps)
     lines = [
         {"benchmark": "cluster", "arm": "tidemill", "case": f"two-ranks-{arguments.device}", "metric": name,
-         "value": round(value, 5), "unit": "seconds", "cycle": "median", "verified": True}
+         "value": round(value, 5), "unit": "processes" if name == "load" else "seconds", "cycle": "median",
+         "verified": True}
         for name, value in found.items()
     ]  # fmt: skip
     for line in lines:
@@ -181,7 +233,7 @@ def main() -> int:
     if arguments.json:
         arguments.json.write_text("".join(json.dumps(line) + "\n" for line in lines))
     for name, value in found.items():
-        print(f"{name:>22} {value * 1e3:10.1f} ms")
+        print(f"{name:>22} {value:10.1f}" if name == "load" else f"{name:>22} {value * 1e3:10.1f} ms")
     return 0
 
 

@@ -96,7 +96,7 @@ def test_a_lone_replica_tells_how_far_it_is_while_it_works(
     engine.generate(requests_of(PROMPTS * 1), Sampling(max_new_tokens=150))
     done = [event.done for event in maker.events if isinstance(event, Progress)]
     assert done[-1] == len(PROMPTS)
-    assert 0 < done[0] < len(PROMPTS)
+    assert any(0 < each < len(PROMPTS) for each in done)
 
 
 def test_replicas_that_differ_are_told_apart_by_name(two: Workers, folder: Path) -> None:

@@ -106,9 +106,14 @@ class EngineProxy(TenantProxy):
 
     def begin_update(self) -> None:
         """Close generation and forget the version, on all replicas."""
+        self.end_each("begin_update", self.start_update())
+
+    def start_update(self) -> list[Pending]:
+        """As `begin_update`, and go on: `end_each` tells whether all have done it."""
         self._refuse_unless_awake(Part.WEIGHTS, "begin_update")
         self._version = None
-        self._on_all("begin_update")
+        self._settle()
+        return self.start_each("begin_update", [()] * len(self.group.names))
 
     def load_weights(self, tensors: "Iterable[tuple[str, Tensor]]") -> None:
         """Copy weights into every replica, through the driver's memory. A sync of a whole trainer goes past it."""
@@ -124,8 +129,13 @@ class EngineProxy(TenantProxy):
 
     def replica_checksums(self) -> Mapping[str, Mapping[str, int]]:
         """Checksum of each weight as it lies there, by the replica's name."""
+        return dict(zip(self.group.names, self.end_each("weight_checksums", self.start_checksums()), strict=True))
+
+    def start_checksums(self) -> list[Pending]:
+        """Let all compute their checksums, and go on: `end_each` has them, in the order of the replicas."""
         self._refuse_unless_awake(Part.WEIGHTS, "weight_checksums")
-        return dict(zip(self.group.names, self._on_all("weight_checksums"), strict=True))
+        self._settle()
+        return self.start_each("weight_checksums", [()] * len(self.group.names))
 
     def publish(self, version: PolicyVersion) -> None:
         """Take on `version` and open generation, on all replicas: when one refuses, the version is unknown."""

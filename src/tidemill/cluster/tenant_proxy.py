@@ -87,6 +87,16 @@ class TenantProxy:
             worker, "use", self._allowed(), method, *arguments, doing=doing(method), passed_on=passed_on
         )
 
+    def start_each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Pending]:
+        """As `each`, and go on: `end_each` has the values."""
+        return [self.start(worker, method, *each) for worker, each in enumerate(arguments)]
+
+    def end_each(self, method: str, pending: Sequence[Pending]) -> list[Any]:
+        """Wait for what `start_each` began."""
+        told = self._deadlines.of(method)
+        self._standing = self._reach(lambda: self._group.gather(pending, **told))
+        return [used.value for used in self._standing]
+
     def resident(self) -> Part:
         """Parts that are on the device of every worker that has bytes of them."""
         parts, anybodys = Part.ALL, self._known()

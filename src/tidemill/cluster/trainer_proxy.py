@@ -27,7 +27,7 @@ from tidemill.contracts.algorithm import Loss
 from tidemill.contracts.batch import Batch, StepReport
 from tidemill.contracts.checkpoint import Saved, Snapshot
 from tidemill.contracts.footprint import Part
-from tidemill.contracts.workers import WorkerGroup
+from tidemill.contracts.workers import Pending, WorkerGroup
 from tidemill.errors import TrainerError, WorkerDiedError, WorkerError
 from tidemill.weights.parcel import Parcel
 
@@ -120,14 +120,14 @@ class TrainerProxy(TenantProxy):
             self.each, self._parcel, ranks=self._ranks, specs=self.weight_specs(), check=self._check_weights
         )
 
-    def open_shipment(self, opening: Sequence[tuple[str, int, Carrier]]) -> list[bool]:
+    def start_shipment(self, opening: Sequence[tuple[str, int, Carrier]]) -> list[Pending]:
         """Begin to send weights to workers, each rank as `opening` says; see WeightSender. Refused as `named_weights`.
 
-        A weight sync goes on by `each` and `start`.
+        A weight sync goes on by `end_each`, `each` and `start`.
         """
         self._check_weights()
         self._refuse_if_torn("hand out weights")
-        return self.each("open_shipment", opening)
+        return self.start_each("open_shipment", opening)
 
     def each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """As TenantProxy's: how weights are shipped. Those of a torn state go nowhere."""

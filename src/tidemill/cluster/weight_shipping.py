@@ -52,11 +52,14 @@ class ShippedWeightSync:
             self._hand_over(trainer, engine, version)
 
     def _hand_over(self, trainer: TrainerProxy, engine: EngineProxy, version: PolicyVersion) -> None:
-        engine.begin_update()
+        closed = engine.start_update()
         feeding = self._feeding(trainer, engine)
         with _open_shipment(trainer, engine, feeding) as shipment:
-            shipment.ship(self._bucket_bytes)
-        for replica, (name, held) in enumerate(engine.replica_checksums().items()):
+            shipment.ship(self._bucket_bytes, closed)
+            # Beside the end of the shipment: the last parcel is loaded.
+            computed = engine.start_checksums()
+        checksums = engine.end_each("weight_checksums", computed)
+        for replica, (name, held) in enumerate(zip(engine.group.names, checksums, strict=True)):
             compare_checksums(shipment.sent[feeding.feeder[replica]], held, name)
         faults.point("weights.publish")
         engine.publish(version)
@@ -81,10 +84,12 @@ class _Shipment:
     loads: list[Pending]
     sent: Sequence[Mapping[str, int]] = ()
 
-    def ship(self, bucket_bytes: int) -> None:
-        """Every parcel, until the last is loaded."""
+    def ship(self, bucket_bytes: int, closed: Sequence[Pending]) -> None:
+        """Every parcel, until the last is loaded; `closed` is the end of generation, before the first is."""
         opening = [(self.engine.dtype, bucket_bytes, carrier) for carrier in self.feeding.carrier]
-        last: list[bool] = self.trainer.open_shipment(opening)
+        opened = self.trainer.start_shipment(opening)
+        self.engine.end_each("begin_update", closed)
+        last: list[bool] = self.trainer.end_each("open_shipment", opened)
         while True:
             self._start_loading()
             if all(last):

@@ -53,10 +53,11 @@ class RayPending:
         self.reference = reference
         self._group, self._worker, self._doing = group, worker, doing
         self._reply: Reply | None = None
+        self._there = False
 
     def done(self) -> bool:
         """See Pending."""
-        return self._reply is not None or self._ready(0.0)
+        return self._there or self._ready(0.0)
 
     def result(self, deadline: float) -> Any:
         """See Pending."""
@@ -69,7 +70,7 @@ class RayPending:
         """The whole outcome. Raises WorkerError for a worker that is gone or silent."""
         if self._reply is None:
             ends = time.monotonic() + deadline
-            while not self._ready(min(SLICE, max(0.0, ends - time.monotonic()))):
+            while not self._there and not self._ready(min(SLICE, max(0.0, ends - time.monotonic()))):
                 if time.monotonic() >= ends:
                     raise self._group.silent(self._worker, self._doing, deadline)
             self._reply = self._fetched()
@@ -77,7 +78,8 @@ class RayPending:
         return self._reply
 
     def _ready(self, seconds: float) -> bool:
-        return ready([self.reference], seconds)
+        self._there = ready([self.reference], seconds)
+        return self._there
 
     def _fetched(self) -> Reply:
         ends = time.monotonic() + _FETCH
