@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from tests.crash.small_run import prepare, recipe
 
-from tidemill.app import assemble
+from tidemill.app import assemble, build
 from tidemill.config.load import load
 from tidemill.contracts.events import Event, Notice
 from tidemill.contracts.footprint import Part
+from tidemill.contracts.workers import Place
 from tidemill.testing.fakes.device import FakeTenant
 
 SIZES = {Part.WEIGHTS: 100, Part.OPTIMIZER: 200, Part.GRADS: 100}
@@ -54,3 +55,13 @@ def test_trainer_and_engine_that_are_placed_apart_both_stay_awake(tmp_path: Path
     with manager.awake(engine):
         pass
     assert manager.transitions() == {"trainer": (0, 1), "engine": (0, 1)}
+
+
+def test_a_rank_stops_waiting_for_others_in_time_to_tell_the_driver_who_did_not_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(tmp_path)
+    config = load([recipe(tmp_path, tmp_path / "run")], ["residency.deadline=10"]).config
+    monkeypatch.setattr(build, "implementation", lambda settings: SimpleNamespace)
+    made: Any = build.build_trainer(config, Place(), lambda event: None)
+    assert 5 < made.deadline <= 8
