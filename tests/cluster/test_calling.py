@@ -86,6 +86,13 @@ def test_what_failed_counts_more_than_who_waited_for_it_and_a_death_most(monkeyp
     assert caught.value.__notes__ == ["trainer-1 waited for it in vain and was ended"]
 
 
+def test_nobody_is_waited_for_long_once_a_worker_has_died() -> None:
+    began = time.monotonic()
+    with pytest.raises(WorkerDiedError):
+        gathered(Outcome(WorkerDiedError("died")), Outcome(1, 60), deadline=30)
+    assert time.monotonic() - began < 2
+
+
 @pytest.mark.parametrize(
     ("point", "words"), [("groups.park", "park"), ("worker.park", "park"), ("worker.revive", "revive")]
 )

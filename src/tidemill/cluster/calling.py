@@ -11,6 +11,7 @@ from tidemill.units import format_seconds
 __all__ = ["GRACE", "gather"]
 
 GRACE = 5.0  # seconds for the others to end once one has failed: they may wait for it in a collective for ever
+_MOURNING = 1.0  # the same once one has died: what they did together cannot come to an end any more
 
 Wait = Callable[[Sequence[Pending], float], None]
 
@@ -27,9 +28,9 @@ def gather(
 ) -> list[Any]:
     """Every value, in order. `wait(pending, seconds)` returns when one more is done, or after `seconds`.
 
-    When one fails, the others have GRACE seconds to end too; `end_all` ends those that do not. Raises a worker's death
-    before all else, for the others fail because of it, and then what failed first. Raises WorkerError, after `end_all`,
-    when some have not answered by the deadline, or while others gave up waiting for them.
+    When one fails, the others have GRACE seconds to end too, and one second when it died; `end_all` ends those that do
+    not. Raises a worker's death before all else, for the others fail because of it, and then what failed first. Raises
+    WorkerError, after `end_all`, when some have not answered by the deadline, or while others gave up waiting for them.
     """
     began = time.monotonic()
     ends = began + deadline
@@ -45,8 +46,8 @@ def gather(
             try:
                 values[index] = pending[index].result(0.0)
             except Exception as error:
-                if not failed:
-                    ends = min(ends, time.monotonic() + GRACE)
+                grace = _MOURNING if isinstance(error, WorkerDiedError) else GRACE
+                ends = min(ends, time.monotonic() + grace)
                 failed[index] = error
     silent = [names[index] for index in range(len(pending)) if index not in values and index not in failed]
     if silent:
