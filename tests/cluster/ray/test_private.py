@@ -37,11 +37,13 @@ def test_it_starts_where_shared_memory_is_tiny(monkeypatch: pytest.MonkeyPatch) 
     assert not cluster.folder.exists()
 
 
-def test_a_long_temporary_folder_is_passed_by(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("long" * 20)))
-    folder = private._short_folder()
-    assert folder.parent in (Path("/tmp"), Path("/var/tmp"))
-    folder.rmdir()
+@pytest.mark.parametrize("name", ["long" * 10, "ü"])
+def test_a_temporary_folder_that_is_long_or_not_ascii_is_passed_by(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    with tempfile.TemporaryDirectory(prefix=name, dir="/tmp") as parent:
+        monkeypatch.setattr(tempfile, "tempdir", parent)
+        folder = private._short_folder()
+        assert folder.parent in (Path("/tmp"), Path("/var/tmp"))
+        folder.rmdir()
 
 
 def test_without_any_short_folder_it_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,15 +146,16 @@ def store_for(*, shared: int, memory: int) -> tuple[int, str]:
 
 
 def _short_folder() -> Path:
-    """A new folder for this user only, whose path is short enough for sockets."""
+    """A new folder for this user only, whose path is short enough for sockets, and in the letters that Ray knows."""
     for parent in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
-        if len(os.fsencode(parent)) + len("/tidemill-12345678") <= _LONGEST_FOLDER:
+        if parent.isascii() and len(f"{parent}/tidemill-12345678") <= _LONGEST_FOLDER:
             with contextlib.suppress(OSError):
                 folder = Path(tempfile.mkdtemp(prefix="tidemill-", dir=parent))
                 return _with_room(folder)
     raise ClusterError(
-        f"cannot start a private Ray cluster: {tempfile.gettempdir()} cannot be written or is too long for the sockets "
-        f"in it (over {_LONGEST_FOLDER} bytes); set TMPDIR to a short path of a folder that can be written"
+        f"cannot start a private Ray cluster: {tempfile.gettempdir()} cannot be written or its path is too "
+        f"long for the sockets in it (over {_LONGEST_FOLDER} bytes) or has letters that are not ASCII; set TMPDIR to a "
+        "short path of a folder that can be written"
     )
 
 
