@@ -1,5 +1,6 @@
 """Budgets as the settings stand for them (`tidemill.app.assemble`); whole runs are in test_whole_run.py."""
 
+import contextlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,10 +9,15 @@ import pytest
 from tests.crash.small_run import prepare, recipe
 
 from tidemill.app import assemble, build
+from tidemill.app.run_folder import RunFolder
+from tidemill.cluster.inline import InlineCluster
 from tidemill.config.load import load
+from tidemill.contracts.engine import RolloutEngine
 from tidemill.contracts.events import Event, Notice
 from tidemill.contracts.footprint import Part
-from tidemill.contracts.workers import Place
+from tidemill.contracts.trainer import Trainer
+from tidemill.contracts.workers import BuildEngine, BuildTrainer, Place
+from tidemill.errors import Terminated
 from tidemill.testing.fakes.device import FakeTenant
 
 SIZES = {Part.WEIGHTS: 100, Part.OPTIMIZER: 200, Part.GRADS: 100}
@@ -55,6 +61,49 @@ def test_trainer_and_engine_that_are_placed_apart_both_stay_awake(tmp_path: Path
     with manager.awake(engine):
         pass
     assert manager.transitions() == {"trainer": (0, 1), "engine": (0, 1)}
+
+
+class Stop:
+    """Implements `StopSignal`: a signal has arrived when `looks` have been taken."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+
+    def at_once(self) -> contextlib.nullcontext[None]:
+        return contextlib.nullcontext()
+
+    def check(self) -> None:
+        self.looks -= 1
+        if self.looks < 0:
+            raise Terminated("stopped by SIGTERM")
+
+
+@pytest.mark.parametrize(("looks", "built"), [(0, []), (1, ["trainer"]), (2, ["trainer", "engine"])])
+def test_a_signal_that_comes_while_parts_are_built_ends_the_run_before_the_next_one(
+    tmp_path: Path, looks: int, built: list[str]
+) -> None:
+    prepare(tmp_path)
+    loaded = load([recipe(tmp_path, tmp_path / "run")], [])
+    made: list[str] = []
+
+    class Cluster(InlineCluster):
+        def trainer(self, build: BuildTrainer, *, ranks: int) -> Trainer:
+            made.append("trainer")
+            return super().trainer(build, ranks=ranks)
+
+        def engine(self, build: BuildEngine, *, replicas: int) -> RolloutEngine:
+            made.append("engine")
+            return super().engine(build, replicas=replicas)
+
+    recorder: Any = SimpleNamespace(emit=lambda event: None)
+    cluster = Cluster(device="cpu", emit=recorder.emit)
+    folder = RunFolder(loaded.config.run.dir)
+    with (
+        pytest.raises(Terminated, match="SIGTERM"),
+        assemble.assembled(loaded, cluster, folder=folder, attempt=1, recorder=recorder, stop=Stop(looks)),
+    ):
+        raise AssertionError("all was built")
+    assert made == built
 
 
 def test_a_rank_stops_waiting_for_others_in_time_to_tell_the_driver_who_did_not_come(

@@ -54,8 +54,12 @@ def prepare_torch(config: RunConfig) -> None:
 def assembled(
     loaded: Loaded, cluster: Cluster, *, folder: RunFolder, attempt: int, recorder: Recorder, stop: StopSignal
 ) -> Iterator[Parts]:
-    """Every part, built, its workers placed by `cluster`; child processes end with the block."""
+    """Every part, built, its workers placed by `cluster`; child processes end with the block.
+
+    Raises Interrupted between two parts that take long: nothing is there yet that a signal could lose.
+    """
     config, emit = loaded.config, recorder.emit
+    stop.check()
     prepare_torch(config)
     with contextlib.ExitStack() as stack:
         tokenizer = Tokenizer(config.model, allow_special_tokens=config.data.allow_special_tokens)
@@ -75,9 +79,11 @@ def assembled(
         algorithm = build.build_algorithm(config)
         trainer = cluster.trainer(functools.partial(build.build_trainer, config), ranks=config.trainer.ranks)
         stack.callback(trainer.close)
+        stop.check()
         engine, make_sync = _engine(config, cluster, emit)
         residency = leases(config, cluster, trainer=trainer, engine=engine, emit=emit)
         stack.callback(residency.close)
+        stop.check()
         checkpointer = _checkpointer(loaded, folder, trainer, recorder, residency, attempt, changes)
         yield Parts(
             trainer=trainer,
