@@ -1,9 +1,20 @@
 """What tests of several parts look at."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tidemill import faults
+
+
+@pytest.fixture(autouse=True)
+def driver() -> Iterator[None]:
+    """Whoever was a worker for a test is the driver again after it: fault points count by process."""
+    yield
+    if faults._process != "driver":
+        faults.as_process("driver", "")
 
 
 @pytest.fixture

@@ -117,8 +117,10 @@ class _Child:
     def end(self) -> None:
         self.process.kill()
         self.process.join(10)
-        self.calls.close()
-        self.asides.close()
+        for connection in (self.calls, self.asides):
+            # Another thread may be closing it at this moment.
+            with contextlib.suppress(OSError):
+                connection.close()
 
 
 class _Answer:
