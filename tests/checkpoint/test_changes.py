@@ -16,3 +16,7 @@ def test_each_changed_setting_is_named_with_both_values() -> None:
 
 def test_equal_settings_have_no_changes() -> None:
     assert changed_settings({"a": {"b": [1, 2]}}, {"a": {"b": [1, 2]}}) == []
+
+
+def test_a_setting_that_was_an_empty_text_is_shown_as_one() -> None:
+    assert changed_settings({"cluster": {"address": ""}}, {}) == ['cluster.address: "" -> not set']

@@ -12,10 +12,14 @@ def changed_settings(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
     """`path: was -> is` of each setting that differs, in order of the paths. Tables are compared value by value."""
     before, after = dict(_leaves(saved)), dict(_leaves(now))
     return [
-        f"{path}: {before.get(path, _MISSING)} -> {after.get(path, _MISSING)}"
+        f"{path}: {_shown(before.get(path, _MISSING))} -> {_shown(after.get(path, _MISSING))}"
         for path in sorted({*before, *after})
         if before.get(path, _MISSING) != after.get(path, _MISSING)
     ]
+
+
+def _shown(value: Any) -> Any:
+    return '""' if value == "" else value
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
