@@ -4,6 +4,8 @@ A trainer of two ranks and an engine of one replica, on a tiny model, take turns
 both ranks that does nothing. `driver_overhead` is the time of a step on the driver during which neither rank 0 nor the
 engine was at work; process groups that are parked and revived, and weights that are gathered, count as overhead. It is
 the sum of `transitions` (sleep, wake), `update`, `snapshot`, `weight_sync` and `rollout`, less those at work.
+`without_parking` is the same less the time that rank 0 parked and revived. `private_cluster` is Ray alone;
+`cluster_start` is Ray and three workers that have imported everything.
 
     python benchmarks/cluster.py [--steps 30] [--device cpu] [--json FILE]
 """
@@ -25,6 +27,7 @@ from real_shape import write_model
 
 from tidemill.algorithms.losses.cross_entropy import CrossEntropyLoss
 from tidemill.cluster.ray.cluster import RayCluster
+from tidemill.cluster.ray.private import PrivateCluster
 from tidemill.contracts.batch import Batch
 from tidemill.contracts.engine import Request, Sampling
 from tidemill.contracts.events import Emit, Event, PhaseDone, phase
@@ -153,13 +156,18 @@ def measured(folder: Path, device: str, steps: int) -> dict[str, float]:
     """All figures, in seconds."""
     model, found = folder / "model", {}
     busy: list[Interval] = []
+    parking: list[Interval] = []
     write_model(model, "tiny")
     dtype = "bfloat16" if device == "cuda" else "float32"
 
     def emit(event: Event) -> None:
-        if isinstance(event, PhaseDone) and event.name == "busy":
-            busy.append((event.start, event.start + event.seconds))
+        if isinstance(event, PhaseDone):
+            (busy if event.name == "busy" else parking).append((event.start, event.start + event.seconds))
 
+    began = time.perf_counter()
+    alone = PrivateCluster(cpus=2, gpus=0)
+    found["private_cluster"] = time.perf_counter() - began
+    alone.close()
     began = time.perf_counter()
     cluster = RayCluster(
         device=device, ranks=2, replicas=1, max_batch=64, seed=0, threads=1, transition_deadline=60.0,
@@ -192,6 +200,7 @@ def measured(folder: Path, device: str, steps: int) -> dict[str, float]:
         trainer.begin("rl")
     for step in range(steps):
         busy.clear()
+        parking.clear()
         watch.seen.clear()
         began = time.time()
         with residency.awake(trainer):
@@ -203,6 +212,7 @@ def measured(folder: Path, device: str, steps: int) -> dict[str, float]:
         step_of = (began, time.time())
         walls.append(step_of[1] - began)
         overheads.setdefault("driver_overhead", []).append(walls[-1] - covered(busy, step_of))
+        overheads.setdefault("without_parking", []).append(walls[-1] - covered([*busy, *parking], step_of))
         for name in watch.seen:
             overheads.setdefault(name, []).append(watch.idle(name, busy))
     found["step"] = statistics.median(walls[2:])
