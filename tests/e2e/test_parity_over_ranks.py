@@ -1,7 +1,8 @@
 """The same rollouts, learned from by one process, by one rank on Ray, by two and by four: the same training.
 
-Sums come in another order over ranks, so numbers agree to rounding of float32, not to the bit: 1e-6 relative for loss,
-gradient norm and log-probs of each step, and for each tensor of the last weights (norm of the difference over norm).
+Sums come in another order over ranks, so numbers agree to rounding of float32, not to the bit: 1e-6 relative for
+gradient norm and log-probs of each step, 1e-6 nats for the loss, and 1e-6 for each tensor of the last weights (norm of
+the difference over norm).
 """
 
 import json
@@ -67,7 +68,9 @@ def test_ranks_learn_what_one_process_learns(
     assert len(rows) == len(inline[0]) == STEPS
     for row, wanted in zip(rows, inline[0], strict=True):
         for name in COMPARED:
-            assert row[name] == pytest.approx(wanted[name], rel=1e-6, abs=1e-6), f"{name} of step {row['step']}"
+            # Advantages of either sign cancel in the loss: what is left is compared on the scale of what was summed.
+            near = pytest.approx(wanted[name], rel=1e-6, abs=1e-6 if name == "policy/loss" else 0.0)
+            assert row[name] == near, f"{name} of step {row['step']}"
     assert weights.keys() == inline[1].keys()
     for name, value in inline[1].items():
         difference = np.linalg.norm(weights[name].astype(np.float64) - value) / np.linalg.norm(value)
