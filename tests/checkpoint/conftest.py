@@ -17,6 +17,7 @@ from tidemill.checkpoint.shard import LocalShard
 from tidemill.contracts.checkpoint import Saved, Snapshot, TensorBytes
 from tidemill.contracts.events import CheckpointEvent, Event, Notice
 from tidemill.contracts.footprint import Part
+from tidemill.contracts.residency import Moved
 from tidemill.contracts.state import Cursor, RunState
 from tidemill.errors import CheckpointError
 
@@ -95,13 +96,15 @@ class FakeTrainer:
         """Nothing."""
         return 0
 
-    def wake_up(self, part: Part) -> None:
+    def wake_up(self, part: Part) -> Moved:
         """Bring back."""
         self.parts |= part
+        return Moved()
 
-    def sleep(self) -> None:
+    def sleep(self) -> Moved:
         """Give back."""
         self.parts = Part.NONE
+        return Moved()
 
     def snapshot(self) -> Snapshot:
         """A copy."""

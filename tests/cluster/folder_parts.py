@@ -18,6 +18,7 @@ from tidemill.cluster.trainer_service import TrainerService
 from tidemill.contracts.engine import RolloutEngine
 from tidemill.contracts.events import Emit, Event
 from tidemill.contracts.footprint import Part
+from tidemill.contracts.residency import Moved
 from tidemill.contracts.workers import Place
 from tidemill.engines.transformers.engine import TransformersEngine
 from tidemill.errors import ResidencyError
@@ -66,11 +67,11 @@ class TouchyEngine(TransformersEngine):
         super().__init__(model=folder, device=device, dtype=dtype, max_batch=max_batch, emit=emit)
         self.worn = folder / f"worn-{rank}"
 
-    def wake_up(self, part: Part) -> None:
+    def wake_up(self, part: Part) -> Moved:
         faults.point("engine.wake_up")
         if (self.worn.parent / self.worn.name.replace("worn", "full")).exists() and Part.KV_CACHE in part:
             raise ResidencyError("no room for the cache")
-        super().wake_up(part)
+        return super().wake_up(part)
 
     def load_weights(self, tensors: Any) -> None:
         faults.point("engine.load_weights")

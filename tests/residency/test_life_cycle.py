@@ -16,6 +16,7 @@ from tidemill import faults
 from tidemill.contracts.checkpoint import Snapshot
 from tidemill.contracts.events import ignore
 from tidemill.contracts.footprint import Part
+from tidemill.contracts.residency import Moved
 from tidemill.errors import ResidencyError
 from tidemill.residency.arena import Page
 from tidemill.residency.gate import TenantGate
@@ -55,12 +56,13 @@ class SaverTenant:
     def host_bytes(self) -> int:
         return self.saver.host_bytes()
 
-    def wake_up(self, part: Part) -> None:
-        self.saver.restore(part)
+    def wake_up(self, part: Part) -> Moved:
+        return Moved(copied=self.saver.restore(part))
 
-    def sleep(self) -> None:
-        self.saver.capture(self.version)
+    def sleep(self) -> Moved:
+        copied = self.saver.capture(self.version)
         self.saver.release(self.version)
+        return Moved(copied=copied)
 
     def step(self) -> None:
         self.gate.check(Part.ALL, "step")

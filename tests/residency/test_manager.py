@@ -7,7 +7,7 @@ import pytest
 
 from tidemill.contracts.events import Event, Memory, PhaseDone
 from tidemill.contracts.footprint import Part
-from tidemill.contracts.residency import Residency, Tenant
+from tidemill.contracts.residency import Moved, Residency, Tenant
 from tidemill.errors import ResidencyError
 from tidemill.residency.manager import LeaseManager
 from tidemill.residency.plan import NO_LIMIT
@@ -26,16 +26,16 @@ class Logged(FakeTenant):
         self.fails: set[str] = set()
         self.during: Callable[[], None] = lambda: None
 
-    def wake_up(self, part: Part) -> None:
+    def wake_up(self, part: Part) -> Moved:
         new = [mine for mine in self.sizes if mine in part and mine not in self.awake]
         if new:
             self.move(f"wake_up({', '.join(mine.words() for mine in new)})")
-        super().wake_up(part)
+        return super().wake_up(part)
 
-    def sleep(self) -> None:
+    def sleep(self) -> Moved:
         if self.awake:
             self.move("sleep")
-        super().sleep()
+        return super().sleep()
 
     def move(self, what: str) -> None:
         self.during()
@@ -225,8 +225,8 @@ def test_a_sleep_that_fails_leaves_the_tenant_awake_and_the_asker_refused(traine
 
 def test_a_sleep_that_frees_nothing_is_an_error_not_a_success(engine: Logged, moves: Moves) -> None:
     class Insomniac(Logged):
-        def sleep(self) -> None:
-            pass
+        def sleep(self) -> Moved:
+            return Moved()
 
     residency = manager(300)
     with residency.awake(Insomniac("trainer", {Part.WEIGHTS: 300}, moves)):
@@ -394,4 +394,4 @@ def test_a_lease_of_what_is_awake_tells_nothing(trainer: Logged) -> None:
     for _ in range(3):
         with residency.awake(trainer):
             pass
-    assert len(events) == 2
+    assert len(events) == 3

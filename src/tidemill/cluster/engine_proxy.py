@@ -15,6 +15,7 @@ from tidemill.cluster.tenant_proxy import Deadlines, TenantProxy
 from tidemill.contracts.engine import Completion, Request, Sampling
 from tidemill.contracts.events import Emit, Progress
 from tidemill.contracts.footprint import Part
+from tidemill.contracts.residency import Moved
 from tidemill.contracts.state import PolicyVersion
 from tidemill.contracts.workers import Pending, WorkerGroup
 from tidemill.errors import EngineError, ResidencyError, WeightSyncError, WorkerError
@@ -67,14 +68,15 @@ class EngineProxy(TenantProxy):
 
     # Memory
 
-    def wake_up(self, part: Part) -> None:
+    def wake_up(self, part: Part) -> Moved:
         """See TenantProxy. When it fails the version is forgotten: replicas were put back by a sleep."""
         self._settle()
         version, self._version = self._version, None
-        super().wake_up(part)
+        moved = super().wake_up(part)
         self._version = version
+        return moved
 
-    def sleep(self) -> None:
+    def sleep(self) -> Moved:
         """See TenantProxy. The version is forgotten with the weights. Refused while another thread generates."""
         me = object()
         try:
@@ -84,7 +86,7 @@ class EngineProxy(TenantProxy):
                 )
             self._wait_for_running()
             self._version = None
-            super().sleep()
+            return super().sleep()
         finally:
             if self._users and self._users["present"] is me:
                 del self._users["present"]

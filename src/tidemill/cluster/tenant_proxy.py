@@ -17,7 +17,7 @@ from tidemill.cluster.failures import raise_failure
 from tidemill.cluster.tenant_service import Description, Used
 from tidemill.cluster.words import doing
 from tidemill.contracts.footprint import Part
-from tidemill.contracts.residency import Gate
+from tidemill.contracts.residency import Gate, Moved
 from tidemill.contracts.workers import Pending, WorkerGroup
 from tidemill.errors import ResidencyError, WorkerError
 from tidemill.residency.gate import TenantGate
@@ -112,15 +112,15 @@ class TenantProxy:
         """Of all workers together."""
         return sum(worker.host_bytes for worker in self._standing)
 
-    def wake_up(self, part: Part) -> None:
+    def wake_up(self, part: Part) -> Moved:
         """Returns when every worker is awake. When one cannot, the others are put back: all are as before."""
-        self._shift_all("wake_up", part)
+        return self._shift_all("wake_up", part)
 
-    def sleep(self) -> None:
+    def sleep(self) -> Moved:
         """Returns when every worker sleeps. When one cannot, the others are woken again: all are as before."""
-        self._shift_all("sleep")
+        return self._shift_all("sleep")
 
-    def _shift_all(self, method: str, *arguments: Any) -> None:
+    def _shift_all(self, method: str, *arguments: Any) -> Moved:
         """A transition of memory, in which no worker needs another; all or nothing."""
         before = [used.resident for used in self._standing]
         told = self._deadlines.of(method)
@@ -137,6 +137,7 @@ class TenantProxy:
                 except Exception as cause:
                     self._put_back(before, cause)
                     raise
+        return _together([used.value for used in self._standing])
 
     def _put_back(self, before: Sequence[Part], cause: Exception) -> None:
         """Every worker to the parts that it had. When that fails, the workers are ended; `cause` is told."""
@@ -203,6 +204,14 @@ class TenantProxy:
     def _known(self) -> Part:
         """The parts of which some worker has bytes."""
         return _parts(part for table in self._footprints for part, size in table.items() if size)
+
+
+def _together(moved: Sequence[Moved]) -> Moved:
+    """Bytes of all workers; the longest wait, for they wait at once; what is left on the fullest device, by owner."""
+    left: dict[str, int] = {}
+    for owner, count in (item for each in moved for item in each.left.items()):
+        left[owner] = max(left.get(owner, 0), count)
+    return Moved(copied=sum(each.copied for each in moved), waited=max(each.waited for each in moved), left=left)
 
 
 _WORDS = {"wake_up": "wake", "sleep": "sleep"}

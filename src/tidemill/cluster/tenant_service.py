@@ -8,7 +8,7 @@ from tidemill import faults
 from tidemill.cluster.whereabouts import Whereabouts, whereabouts
 from tidemill.cluster.worker import Failure, failure_of
 from tidemill.contracts.footprint import Part
-from tidemill.contracts.residency import Tenant
+from tidemill.contracts.residency import Moved, Tenant
 
 __all__ = ["Description", "TenantService", "Used"]
 
@@ -59,10 +59,10 @@ class TenantService:
         """Call a transition that needs no other worker. Raises nothing: its failure is told with how things stand."""
         try:
             faults.point(f"worker.{method}")
-            getattr(self, method)(*arguments)
+            value = getattr(self, method)(*arguments)
         except Exception as error:
             return self._used(None, failure_of(error))
-        return self._used(None, None)
+        return self._used(value, None)
 
     def where(self) -> Whereabouts:
         """The machine, and the GPU that this process has used."""
@@ -71,13 +71,13 @@ class TenantService:
     def stand(self) -> None:
         """Does nothing: `use` tells how things stand."""
 
-    def wake_up(self, part: Part) -> None:
+    def wake_up(self, part: Part) -> Moved:
         """See Tenant."""
-        self._tenant.wake_up(part)
+        return self._tenant.wake_up(part)
 
-    def sleep(self) -> None:
+    def sleep(self) -> Moved:
         """See Tenant."""
-        self._tenant.sleep()
+        return self._tenant.sleep()
 
     def _used(self, value: Any, failure: Failure | None) -> Used:
         tenant = self._tenant

@@ -27,6 +27,7 @@ from tidemill.contracts.algorithm import Loss
 from tidemill.contracts.batch import Batch, StepReport
 from tidemill.contracts.checkpoint import Saved, Snapshot
 from tidemill.contracts.footprint import Part
+from tidemill.contracts.residency import Moved
 from tidemill.contracts.workers import Pending, WorkerGroup
 from tidemill.errors import TrainerError, WorkerDiedError, WorkerError
 from tidemill.weights.parcel import Parcel
@@ -53,19 +54,21 @@ class TrainerProxy(TenantProxy):
         self._closing = False
         self._lock = threading.Lock()
 
-    def wake_up(self, part: Part) -> None:
+    def wake_up(self, part: Part) -> Moved:
         """As Tenant's; then process groups, when every rank has its memory. A failure in those ends the workers."""
-        super().wake_up(part)
+        moved = super().wake_up(part)
         if self._parked:
             self._groups("revive", f"wake {self.name}")
             self._parked = False
+        return moved
 
-    def sleep(self) -> None:
+    def sleep(self) -> Moved:
         """As Tenant's; then process groups, when every rank sleeps. A failure in those ends the workers."""
-        super().sleep()
+        moved = super().sleep()
         if not self._parked:
             self._groups("park", f"put {self.name} to sleep")
             self._parked = True
+        return moved
 
     def _groups(self, method: str, doing: str) -> None:
         try:

@@ -21,6 +21,7 @@ __all__ = [
     "PhaseDone",
     "Progress",
     "RolloutDone",
+    "Transition",
     "ignore",
     "phase",
 ]
@@ -52,6 +53,28 @@ class Memory:
     device: Mapping[str, int]
     host: Mapping[str, int]
     budget: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transition:
+    """A tenant slept or woke, from Unix time `start`; `what` as in `trainer.sleep`.
+
+    `copied` bytes crossed between device and host, at `gbps` (1e9 bytes a second of the whole transition); `waited`
+    seconds of it were for readers of the host copy. `left` are device bytes behind it that are no tenant's, by holder.
+    """
+
+    what: str
+    owner: str
+    start: float
+    seconds: float
+    copied: int = 0
+    waited: float = 0.0
+    left: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def gbps(self) -> float:
+        """Rate of the whole transition, allocating and freeing included; 0 when nothing was copied."""
+        return self.copied / self.seconds / 1e9 if self.seconds > 0 else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +145,9 @@ class Notice:
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
-Event = Metrics | PhaseDone | Memory | CheckpointEvent | RolloutDone | Learned | Evaluated | Progress | Notice
+Event = (
+    Metrics | PhaseDone | Memory | Transition | CheckpointEvent | RolloutDone | Learned | Evaluated | Progress | Notice
+)
 Emit = Callable[[Event], None]
 
 

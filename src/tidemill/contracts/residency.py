@@ -4,12 +4,27 @@ A `Tenant` occupies device memory and can give it back. `Residency` grants lease
 makes the tenant evictable, it is put to sleep only when another lease needs the bytes.
 """
 
+from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from tidemill.contracts.footprint import Part
 
-__all__ = ["Gate", "Residency", "Tenant"]
+__all__ = ["Gate", "Moved", "Residency", "Swappable", "Tenant"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moved:
+    """What a transition did, for those who watch: nothing hangs on it.
+
+    `copied` are bytes that crossed between device and host; `waited` are seconds in which a sleep waited for readers of
+    the host copy; `left` are device bytes after it that are no part of a tenant, by whoever holds them.
+    """
+
+    copied: int = 0
+    waited: float = 0.0
+    left: Mapping[str, int] = field(default_factory=dict)
 
 
 class Gate(Protocol):
@@ -57,12 +72,31 @@ class Tenant(Protocol):
         """Bytes of host memory held for sleeping parts."""
         ...
 
-    def wake_up(self, part: Part) -> None:
+    def wake_up(self, part: Part) -> Moved:
         """Bring `part` back to the device; only Residency calls it. On failure the tenant is as before."""
         ...
 
-    def sleep(self) -> None:
+    def sleep(self) -> Moved:
         """Give all device memory back; only Residency calls it. On failure the tenant is as before."""
+        ...
+
+
+class Swappable(Tenant, Protocol):
+    """A tenant of this process that can leave, or come, piece by piece, so that another's pieces cross at once."""
+
+    def leave(self) -> Generator[int, None, Moved]:
+        """As `sleep`, in pieces: yields the bytes that each gave back, when they are free.
+
+        Closed or thrown into before its end it undoes itself, and the tenant is awake as before; when the memory for
+        that is gone, it is asleep whole, with nothing lost.
+        """
+        ...
+
+    def arrive(self, part: Part) -> Generator[int, None, Moved]:
+        """As `wake_up`, in pieces: yields the bytes that the next piece takes, before it takes them.
+
+        Closed or thrown into before its end it undoes itself, and the tenant is as before.
+        """
         ...
 
 

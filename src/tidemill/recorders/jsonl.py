@@ -23,6 +23,7 @@ from tidemill.contracts.events import (
     Notice,
     PhaseDone,
     RolloutDone,
+    Transition,
 )
 from tidemill.contracts.sample import Group, Trajectory
 from tidemill.recorders.lines import cut_lines
@@ -76,6 +77,8 @@ class JsonlSink:
                 self._append("events.jsonl", "phase", step, vars(event))
             case Memory():
                 self._append("events.jsonl", "memory", step, vars(event))
+            case Transition():
+                self._append("events.jsonl", "transition", step, {**vars(event), "gbps": event.gbps})
             case Notice():
                 self._append("events.jsonl", "notice", step, {"time": self._clock(), **vars(event)})
             case CheckpointEvent():

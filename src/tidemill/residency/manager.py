@@ -4,16 +4,26 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
-from tidemill.contracts.events import Emit, Memory, PhaseDone
+from tidemill.contracts.events import Emit, Memory, PhaseDone, Transition
 from tidemill.contracts.footprint import Part
-from tidemill.contracts.residency import Tenant
+from tidemill.contracts.residency import Moved, Tenant
 from tidemill.errors import ResidencyError, TidemillError
 from tidemill.residency.occupancy import Occupant
 from tidemill.residency.plan import NO_LIMIT
 from tidemill.units import format_bytes, format_seconds
 
 __all__ = ["LeaseManager"]
+
+
+@dataclass(frozen=True)
+class _Done:
+    """A transition that succeeded: when it began, how long it took, what it did."""
+
+    start: float
+    seconds: float
+    moved: Moved
 
 
 class LeaseManager:
@@ -141,7 +151,7 @@ class LeaseManager:
         tenant, before = occupant.tenant, occupant.device_bytes
         if before == 0:
             return 0
-        seconds, start = self._timed(f"put {tenant.name} to sleep", tenant.sleep)
+        done = self._timed(f"put {tenant.name} to sleep", tenant.sleep)
         left = occupant.device_bytes
         if left >= before:
             raise ResidencyError(
@@ -149,7 +159,7 @@ class LeaseManager:
                 "gives memory back, or set residency.offload=never"
             )
         occupant.sleeps += 1
-        self._report(tenant.name, "sleep", f"{tenant.name}.sleep", start, seconds)
+        self._report(tenant.name, "sleep", f"{tenant.name}.sleep", done)
         return before - left
 
     def _wake_up(self, occupant: Occupant, part: Part) -> None:
@@ -157,25 +167,36 @@ class LeaseManager:
         if part in before:
             return
         missing = part & ~before
-        seconds, start = self._timed(f"wake {tenant.name} ({missing.words()})", lambda: tenant.wake_up(missing))
+        done = self._timed(f"wake {tenant.name} ({missing.words()})", lambda: tenant.wake_up(missing))
         # Parts that a tenant does not have are never resident: asking for them again moves nothing.
         if tenant.resident() == before:
             return
         occupant.wakes += 1
-        self._report(tenant.name, "wake_up", f"{tenant.name}.wake_up({missing.words()})", start, seconds)
+        self._report(tenant.name, "wake_up", f"{tenant.name}.wake_up({missing.words()})", done)
 
-    def _timed(self, doing: str, transition: Callable[[], None]) -> tuple[float, float]:
+    def _timed(self, doing: str, transition: Callable[[], Moved]) -> _Done:
         start, began = time.time(), time.perf_counter()
         try:
-            transition()
+            moved = transition()
         except TidemillError:
             raise
         except Exception as cause:
             raise ResidencyError(f"could not {doing}: {type(cause).__name__}: {cause}") from cause
-        return time.perf_counter() - began, start
+        return _Done(start, time.perf_counter() - began, moved)
 
-    def _report(self, owner: str, name: str, what: str, start: float, seconds: float) -> None:
-        self._emit(PhaseDone(name=name, start=start, seconds=seconds, owner=owner))
+    def _report(self, owner: str, name: str, what: str, done: _Done) -> None:
+        self._emit(PhaseDone(name=name, start=done.start, seconds=done.seconds, owner=owner))
+        self._emit(
+            Transition(
+                what=what,
+                owner=owner,
+                start=done.start,
+                seconds=done.seconds,
+                copied=done.moved.copied,
+                waited=done.moved.waited,
+                left=done.moved.left,
+            )
+        )
         occupants = self._occupants.values()
         self._emit(
             Memory(

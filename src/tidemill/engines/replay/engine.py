@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from tidemill.contracts.engine import Completion, Request, Sampling
 from tidemill.contracts.footprint import Part
-from tidemill.contracts.residency import Gate
+from tidemill.contracts.residency import Gate, Moved
 from tidemill.contracts.state import PolicyVersion
 from tidemill.contracts.weights import WeightReceiver, WeightSource
 from tidemill.errors import EngineError
@@ -39,11 +39,13 @@ class ReplayEngine:
         """No bytes."""
         return 0
 
-    def wake_up(self, part: Part) -> None:
+    def wake_up(self, part: Part) -> Moved:
         """There is nothing to wake."""
+        return Moved()
 
-    def sleep(self) -> None:
+    def sleep(self) -> Moved:
         """There is nothing to put to sleep."""
+        return Moved()
 
     def begin_update(self) -> None:
         """Nothing to close."""

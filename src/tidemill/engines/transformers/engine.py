@@ -15,6 +15,7 @@ from safetensors import safe_open
 from tidemill.contracts.engine import Completion, Request, Sampling
 from tidemill.contracts.events import Emit, Progress
 from tidemill.contracts.footprint import Part
+from tidemill.contracts.residency import Moved
 from tidemill.contracts.sample import StopReason
 from tidemill.contracts.state import PolicyVersion
 from tidemill.data.tokenizer_folder import load_tokenizer
@@ -116,7 +117,7 @@ class TransformersEngine:
         """A few buffers: sleeping discards the weights."""
         return self._weights.host_bytes
 
-    def wake_up(self, part: Part) -> None:
+    def wake_up(self, part: Part) -> Moved:
         """Make room. Weights come back without content: generation waits for a sync. Room that is there stays."""
         if Part.WEIGHTS in part:
             try:
@@ -127,8 +128,9 @@ class TransformersEngine:
                     f"{self._device}: {error}; lower residency.budget or use a smaller model"
                 ) from error
         self._kv_awake = self._kv_awake or Part.KV_CACHE in part
+        return Moved()
 
-    def sleep(self) -> None:
+    def sleep(self) -> Moved:
         """Give everything back; the version is forgotten with the weights. Refused while an answer is generated."""
         me = object()
         try:
@@ -138,6 +140,7 @@ class TransformersEngine:
             self._weights.release()
             self._kv_awake = False
             self._transfer.give_back()
+            return Moved()
         finally:
             if self._users and self._users["present"] is me:
                 del self._users["present"]

@@ -104,8 +104,10 @@ class HostArenaSaver:
         """The key under which the pages hold one whole version, or None while they do not."""
         return self._sealed
 
-    def capture(self, key: Hashable) -> None:
+    def capture(self, key: Hashable) -> int:
         """Copy what is on the device into the pages and seal them under `key`; nothing if they are so already.
+
+        Returns the bytes copied.
 
         Pages that a snapshot references are left alone: their slabs get others. Parts asleep are sealed as they are.
         """
@@ -114,18 +116,22 @@ class HostArenaSaver:
             if key is None:
                 raise ResidencyError("cannot seal under None, which means unsealed; use a counter of changes")
             if self._sealed == key:
-                return
+                return 0
             self._sealed = None
-            self._copy_to_pages()
+            copied = self._copy_to_pages()
             self._sealed = key
+            return copied
 
-    def _copy_to_pages(self) -> None:
+    def _copy_to_pages(self) -> int:
+        copied = 0
         self._transfer.begin()
         for index, slab in enumerate(self._slabs):
             if slab.resident:
                 faults.point("residency.capture.slab")
                 self._transfer.copy(self._writable(index).memory, slab.memory)
+                copied += slab.bytes
         self._transfer.finish()
+        return copied
 
     def _writable(self, index: int) -> Page:
         return self._arena.writable(index)
@@ -154,8 +160,8 @@ class HostArenaSaver:
             self._copy_to_slabs(Part.ALL, [])
             raise ResidencyError(f"cannot release device memory ({cause}); all is awake as before") from cause
 
-    def restore(self, part: Part = Part.ALL) -> None:
-        """Bring `part` back to the device. What is there already is left alone.
+    def restore(self, part: Part = Part.ALL) -> int:
+        """Bring `part` back to the device. What is there already is left alone. Returns the bytes copied.
 
         Raises ResidencyError when memory runs out half-way; then everything that this call brought is gone again, and
         the pages are intact.
@@ -177,6 +183,7 @@ class HostArenaSaver:
                     f"{self._device} and slab {len(brought)} failed ({cause}); all is asleep as before, free memory "
                     "on the device and try again"
                 ) from cause
+            return sum(slab.bytes for slab in brought)
 
     def _copy_to_slabs(self, part: Part, brought: list[Slab]) -> None:
         asleep = [(index, slab) for index, slab in enumerate(self._slabs) if slab.part in part and not slab.resident]

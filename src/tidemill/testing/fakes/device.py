@@ -3,6 +3,7 @@
 import numpy as np
 
 from tidemill.contracts.footprint import Part
+from tidemill.contracts.residency import Moved
 from tidemill.errors import ResidencyError
 
 __all__ = ["Array", "FakeGate", "FakeTenant"]
@@ -56,27 +57,29 @@ class FakeTenant:
         """Bytes of the host copies."""
         return sum(array.nbytes for array in self.host.values())
 
-    def wake_up(self, part: Part) -> None:
+    def wake_up(self, part: Part) -> Moved:
         """Bring parts back; the arrays come with the weights."""
         wanted = Part.NONE
         for mine in self.sizes:
             if mine in part:
                 wanted |= mine
         if wanted in self.awake:
-            return
+            return Moved()
         self.moves.append(f"wake_up {(wanted & ~self.awake).words()}")
         if Part.WEIGHTS in wanted and Part.WEIGHTS not in self.awake:
             self.device = {name: array.copy() for name, array in self.host.items()}
         self.awake |= wanted
+        return Moved(copied=sum(array.nbytes for array in self.device.values()))
 
-    def sleep(self) -> None:
+    def sleep(self) -> Moved:
         """Copy what is kept to the host, then delete the device side."""
         if self.awake == Part.NONE:
-            return
+            return Moved()
         self.moves.append("sleep")
         self.host = {name: array.copy() for name, array in self.device.items()} if self.keeps else {}
         self.device = {}
         self.awake = Part.NONE
+        return Moved(copied=sum(array.nbytes for array in self.host.values()))
 
     def on_device(self, name: str) -> Array:
         """An array on the device. Raises ResidencyError when its storage is gone."""

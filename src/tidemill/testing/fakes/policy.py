@@ -15,7 +15,7 @@ from tidemill.contracts.batch import Batch, StepReport
 from tidemill.contracts.checkpoint import Saved, Snapshot
 from tidemill.contracts.engine import Completion, Request, Sampling
 from tidemill.contracts.footprint import Part
-from tidemill.contracts.residency import Residency
+from tidemill.contracts.residency import Moved, Residency
 from tidemill.contracts.sample import StopReason
 from tidemill.contracts.state import PolicyVersion
 from tidemill.contracts.weights import WeightReceiver, WeightSource
@@ -110,10 +110,11 @@ class FakeEngine(FakeTenant):
         """Of the weights."""
         return "float64"
 
-    def sleep(self) -> None:
+    def sleep(self) -> Moved:
         """Deep sleep: the weights are gone, the version unknown."""
-        super().sleep()
+        moved = super().sleep()
         self.version = None
+        return moved
 
     def begin_update(self) -> None:
         """Closed until `publish`."""

@@ -18,6 +18,7 @@ from tidemill.contracts.batch import Batch, StepReport
 from tidemill.contracts.checkpoint import Saved, Snapshot, TensorBytes
 from tidemill.contracts.events import Emit, Notice
 from tidemill.contracts.footprint import Part
+from tidemill.contracts.residency import Moved
 from tidemill.contracts.workers import Place
 from tidemill.errors import CheckpointError, ResidencyError, TrainerError
 from tidemill.testing.fakes.device import Array, FakeTenant
@@ -78,16 +79,17 @@ class FakeRankTrainer(FakeTenant):
         self.phase, self.updates, self.version, self.sealed = "", 0, 0, -1
         self.torn = False
 
-    def wake_up(self, part: Part) -> None:
+    def wake_up(self, part: Part) -> Moved:
         """Needs no other rank."""
         faults.point("fake.wake_up")
-        super().wake_up(part)
+        return super().wake_up(part)
 
-    def sleep(self) -> None:
+    def sleep(self) -> Moved:
         """Needs no other rank."""
         faults.point("fake.sleep")
-        super().sleep()
+        moved = super().sleep()
         self.sealed = self.version
+        return moved
 
     def park(self) -> None:
         """Every rank meets the others."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tidemill.contracts.checkpoint import SavedTensor, Snapshot, TensorBytes
 from tidemill.contracts.footprint import Part
+from tidemill.contracts.residency import Moved
 from tidemill.errors import CheckpointError
 from tidemill.residency.savers.host_arena import HostArenaSaver
 from tidemill.trainers.common import gradients
@@ -68,18 +69,20 @@ class RankMemory:
         """Bytes of the host pages."""
         return self._saver.host_bytes()
 
-    def wake_up(self, part: Part) -> None:
+    def wake_up(self, part: Part) -> Moved:
         """Raises ResidencyError, and is as before, when memory runs out."""
-        self._saver.restore(part)
+        copied = self._saver.restore(part)
         self._grads_awake = self._grads_awake or Part.GRADS in part
+        return Moved(copied=copied)
 
-    def sleep(self, version: int) -> None:
+    def sleep(self, version: int) -> Moved:
         """Copy to the host unless it is there already, and give the device memory back."""
         self.drop()
         self._saver.ledger.check_covers(self._state())
-        self._saver.capture(version)
+        copied = self._saver.capture(version)
         self._saver.release(version)
         self._grads_awake = False
+        return Moved(copied=copied)
 
     def drop(self) -> None:
         """What belongs to one pass only: gathered parameters, and gradients."""

@@ -22,7 +22,7 @@ from tidemill.contracts.batch import Batch, StepReport
 from tidemill.contracts.checkpoint import Saved, Snapshot
 from tidemill.contracts.events import Emit, Notice, phase
 from tidemill.contracts.footprint import Part
-from tidemill.contracts.residency import Gate
+from tidemill.contracts.residency import Gate, Moved
 from tidemill.contracts.workers import Place
 from tidemill.errors import CheckpointError, ResidencyError, TrainerError
 from tidemill.residency.gate import TenantGate
@@ -122,18 +122,18 @@ class FsdpTrainer:
         """Bytes of this rank's host pages."""
         return self._memory.host_bytes()
 
-    def wake_up(self, part: Part) -> None:
+    def wake_up(self, part: Part) -> Moved:
         """Raises ResidencyError, and is as before, when memory runs out. Communicates nothing."""
-        self._memory.wake_up(part)
+        return self._memory.wake_up(part)
 
-    def sleep(self) -> None:
+    def sleep(self) -> Moved:
         """Drop gradients, copy the rest to the host unless it is there already, and give the device memory back.
 
         Communicates nothing.
         """
         if self._stepping:
             raise ResidencyError("cannot put trainer to sleep: a step is under way; leave its lease first")
-        self._memory.sleep(self._version)
+        return self._memory.sleep(self._version)
 
     def begin(self, phase: str) -> None:
         """Fresh moments and counts, unless `phase` is under way. Raises TrainerError for a phase without settings."""
