@@ -9,7 +9,7 @@ import pytest
 
 from tidemill.contracts.batch import Batch, StepReport
 from tidemill.contracts.checkpoint import Saved
-from tidemill.contracts.events import Event, Memory, Metrics, Notice, PhaseDone
+from tidemill.contracts.events import Event, Memory, Metrics, Notice, PhaseDone, Transition
 from tidemill.errors import CheckpointError, Interrupted, RecorderError
 from tidemill.recorders.fanout import Fanout
 from tidemill.recorders.jsonl import JsonlSink
@@ -140,6 +140,28 @@ def test_memory_of_a_step_is_its_peak_and_starts_with_what_was_held_before() -> 
     first, second = (m.values for m in sink.events(Metrics))
     assert (first["memory/device/trainer"], first["memory/host/trainer"]) == (5, 5)
     assert (second["memory/device/trainer"], second["memory/host/trainer"]) == (3, 5)
+
+
+def test_what_transitions_of_a_step_moved_and_left_are_its_metrics() -> None:
+    sink = ListSink()
+    recorder = Fanout(sinks=[sink])
+    recorder.start(0)
+
+    def moved(what: str, copied: int, left: int) -> Transition:
+        return Transition(
+            what=what, owner="trainer", start=0.0, seconds=0.5, copied=copied, waited=0.25, left={"context": left}
+        )
+
+    with recorder.step(0):
+        recorder.emit(moved("trainer.sleep", 10**9, 7))
+        recorder.emit(moved("trainer.wake_up(all)", 2 * 10**9, 5))
+        recorder.emit(moved("engine.wake_up(kv cache)", 0, 5))
+    with recorder.step(1):
+        pass
+    first, second = (m.values for m in sink.events(Metrics))
+    assert (first["memory/copied"], first["memory/gbps"], first["memory/left/context"]) == (3e9, 3.0, 7)
+    assert first["time/wait_for_save"] == 0.75
+    assert not [name for name in second if name.startswith(("memory/copied", "memory/gbps", "memory/left"))]
 
 
 def test_a_step_left_by_an_exception_has_no_timings_and_the_next_one_its_own() -> None:

@@ -4,7 +4,7 @@ import bisect
 import itertools
 from collections.abc import Iterable, Mapping
 
-from tidemill.contracts.events import Memory, PhaseDone
+from tidemill.contracts.events import Memory, PhaseDone, Transition
 
 __all__ = ["StepTiming", "covered", "is_timing", "own_seconds"]
 
@@ -53,11 +53,14 @@ class StepTiming:
         self._intervals: list[Interval] = []
         self._held: dict[str, int] = {}
         self._peaks: dict[str, int] = {}
+        self._left: dict[str, int] = {}
+        self._moved: dict[str, float] = {}
 
     def begin(self, began: float, thread: int) -> None:
         """A block begins at Unix time `began`; phases of other threads are background to it."""
         self._open, self._began, self._thread = True, began, thread
         self._sums, self._intervals, self._peaks = {}, [], dict(self._held)
+        self._left, self._moved = {}, {}
 
     def abandon(self) -> None:
         """The block was left by an exception."""
@@ -80,10 +83,28 @@ class StepTiming:
         for name, count in {**gone, **held}.items():
             self._peaks[name] = max(self._peaks.get(name, 0), count)
 
+    def add_transition(self, event: Transition) -> None:
+        """A tenant slept or woke."""
+        if event.copied:
+            for name, count in (("copied", event.copied), ("seconds", event.seconds)):
+                self._moved[name] = self._moved.get(name, 0.0) + count
+        if event.waited:
+            self._sums["wait_for_save"] = self._sums.get("wait_for_save", 0.0) + event.waited
+        for holder, count in event.left.items():
+            self._left[holder] = max(self._left.get(holder, 0), count)
+
     def end(self, seconds: float) -> dict[str, float]:
-        """`time/<name>` summed by name, `time/step`, `time/other` (in no phase), `memory/*` at the step's peak."""
+        """`time/<name>` summed by name, `time/step`, `time/other` (in no phase), `memory/*` at the step's peak.
+
+        `memory/left/<holder>` is what no tenant holds on the device behind a transition; `memory/copied` are bytes that
+        crossed between device and host in transitions, `memory/gbps` how fast.
+        """
         self._open = False
         values = {f"time/{name}": total for name, total in self._sums.items()}
         values["time/step"] = seconds
         values["time/other"] = max(0.0, seconds - covered(self._intervals))
+        values |= {f"memory/left/{holder}": float(count) for holder, count in self._left.items()}
+        if self._moved:
+            values["memory/copied"] = self._moved["copied"]
+            values["memory/gbps"] = self._moved["copied"] / self._moved["seconds"] / 1e9
         return values | {name: float(count) for name, count in self._peaks.items()}

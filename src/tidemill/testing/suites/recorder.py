@@ -23,6 +23,7 @@ from tidemill.contracts.events import (
     PhaseDone,
     Progress,
     RolloutDone,
+    Transition,
 )
 from tidemill.contracts.recorder import Sink
 from tidemill.contracts.sample import Group, Prompt, Score, ScoreStatus, StopReason, Trajectory
@@ -63,6 +64,7 @@ def every_event(text: str) -> list[Event]:
         Metrics(values={"time/step": 0.1, "time/other": 0.01}),
         PhaseDone(name="generate", start=time.time(), seconds=0.05, owner="engine"),
         Memory(time=time.time(), what=text, device={"trainer": 1 << 20}, host={"trainer": 0}, budget=1 << 21),
+        Transition(what=text, owner="trainer", start=time.time(), seconds=0.0, copied=1, waited=0.1, left={text: 1}),
         CheckpointEvent(time=time.time(), status="staged", step=1, path="step-1", bytes=10, seconds=0.1),
         CheckpointEvent(time=time.time(), status="durable", step=1, path="step-1", bytes=10, seconds=0.2),
         CheckpointEvent(time=time.time(), status="failed", step=2, path="step-2", reason=text),
