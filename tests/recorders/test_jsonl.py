@@ -42,7 +42,7 @@ def test_every_kind_of_line_starts_with_kind_and_step(tmp_path: Path) -> None:
         kinds[name] = {line["kind"] for line in lines}
     assert kinds == {
         "metrics": {"metrics", "timing", "eval"},
-        "events": {"phase", "memory", "checkpoint", "notice"},
+        "events": {"phase", "memory", "transition", "checkpoint", "notice"},
         "samples": {"train"},
     }
 

@@ -10,13 +10,13 @@ that was read more than once for ever, and has memory (expandable segments) that
 
 import contextlib
 import ctypes
-import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tidemill.compat import cuda_driver
 from tidemill.errors import WeightSyncError
 from tidemill.units import format_bytes
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["SharedBuffer", "SharedStaging", "opened"]
 
-_OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 _LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the one flag there is
 
 
@@ -82,7 +81,7 @@ class _Slot:
         handle = _Handle()
         _call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(self._address))
         self.handle = bytes(handle.reserved)
-        self.flat = _tensor(self._address, size, device)
+        self.flat = cuda_driver.tensor_at(self, self._address, size, device)
 
     def free(self) -> None:
         device = self.flat.device
@@ -106,7 +105,7 @@ def opened(shared: SharedBuffer) -> "Iterator[Tensor]":
     handle = _Handle((ctypes.c_ubyte * 64).from_buffer_copy(shared.handle))
     _call("cuIpcOpenMemHandle_v2", ctypes.byref(address), handle, ctypes.c_uint(_LAZY_PEER_ACCESS))
     try:
-        yield _tensor(address.value, shared.used, device)
+        yield cuda_driver.tensor_at(shared, address.value, shared.used, device)
     finally:
         torch.cuda.synchronize(device)
         _call("cuIpcCloseMemHandle", address)
@@ -114,51 +113,19 @@ def opened(shared: SharedBuffer) -> "Iterator[Tensor]":
 
 def _allocated(size: int, device: torch.device) -> int:
     address = ctypes.c_uint64()
-    code = _driver().cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(size))
-    if code == _OUT_OF_MEMORY:
-        # PyTorch may hold what it does not use.
-        torch.cuda.empty_cache()
-        code = _driver().cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(size))
-    if code == _OUT_OF_MEMORY:
+    try:
+        cuda_driver.allocate("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
+    except MemoryError as error:
         raise WeightSyncError(
             f"cannot hand weights to the engine: {format_bytes(size)} of {device} are needed to pass them through, and "
             "are not free; lower residency.budget, which leaves no room for it"
-        )
-    _check("cuMemAlloc_v2", code)
+        ) from error
     return int(address.value)
-
-
-class _Memory:
-    """Device memory as other libraries describe it; PyTorch makes a tensor of it without a copy."""
-
-    def __init__(self, address: int, size: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (size,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "strides": None,
-            "version": 3,
-        }
-
-
-def _tensor(address: int, size: int, device: torch.device) -> "Tensor":
-    return torch.as_tensor(_Memory(address, size), device=device)
-
-
-@functools.cache
-def _driver() -> Any:
-    return ctypes.CDLL("libcuda.so.1")
 
 
 def _call(name: str, *arguments: Any) -> None:
     """Call the CUDA driver. Raises WeightSyncError when it refuses."""
-    _check(name, getattr(_driver(), name)(*arguments))
-
-
-def _check(name: str, code: int) -> None:
-    if code == 0:
-        return
-    text = ctypes.c_char_p()
-    _driver().cuGetErrorString(code, ctypes.byref(text))
-    said = (text.value or b"unknown").decode()
-    raise WeightSyncError(f"cannot hand weights over on the GPU: {name} answered {code} ({said})")
+    try:
+        cuda_driver.call(name, *arguments)
+    except cuda_driver.CudaDriverError as error:
+        raise WeightSyncError(f"cannot hand weights over on the GPU: {error}") from error

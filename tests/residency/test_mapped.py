@@ -1,0 +1,111 @@
+"""tidemill.residency.mapped and tidemill.compat.cuda_driver: device memory that comes and goes behind one address."""
+
+import gc
+
+import pytest
+import torch
+
+from tidemill.compat.cuda_driver import CudaDriverError, call
+from tidemill.residency.mapped import MappedMemory, can_map
+from tidemill.units import MIB
+
+GPU = torch.device("cuda")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+def used() -> int:
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
+def test_memory_of_a_cpu_is_never_mapped() -> None:
+    assert not can_map(torch.device("cpu"))
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_bytes_leave_the_device_and_come_back_at_the_same_address() -> None:
+    assert can_map(GPU)
+    memory = MappedMemory(100 * MIB + 3, GPU)
+    flat, address = memory.flat, memory.flat.data_ptr()
+    awake = used()
+    flat.fill_(7)
+    kept = flat.cpu()
+    memory.free()
+    memory.free()
+    assert not memory.resident
+    assert awake - used() >= 100 * MIB
+    memory.allocate()
+    memory.allocate()
+    assert memory.resident
+    assert memory.flat is flat
+    assert flat.data_ptr() == address
+    flat.copy_(kept)
+    assert int((flat == 7).sum()) == 100 * MIB + 3
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_captured_graph_replays_after_sleep_and_wake() -> None:
+    memory = MappedMemory(4 * MIB, GPU)
+    numbers = memory.flat.view(torch.float32)
+    numbers.fill_(1.0)
+    twice = torch.zeros_like(numbers)
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        twice.copy_(numbers * 2)
+    numbers.fill_(3.0)
+    kept = numbers.cpu()
+    torch.cuda.synchronize()
+    memory.free()
+    memory.allocate()
+    numbers.copy_(kept)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(twice.cpu(), kept * 2)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_memory_goes_with_the_last_view_of_it() -> None:
+    before = used()
+    memory = MappedMemory(64 * MIB, GPU)
+    view = memory.flat[:8]
+    del memory
+    gc.collect()
+    assert used() - before >= 64 * MIB
+    view.fill_(1)
+    del view
+    gc.collect()
+    assert used() - before < 4 * MIB
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_what_does_not_fit_is_told_in_bytes_and_takes_nothing() -> None:
+    before = used()
+    with pytest.raises(MemoryError, match=r"do not fit on cuda.* are free"):
+        MappedMemory(torch.cuda.mem_get_info()[1] * 2, GPU)
+    memory = MappedMemory(64 * MIB, GPU)
+    memory.free()
+    free = torch.cuda.mem_get_info()[0]
+    hog = torch.empty(free - 32 * MIB, dtype=torch.uint8, device=GPU)
+    with pytest.raises(MemoryError):
+        memory.allocate()
+    assert not memory.resident
+    del hog  # PyTorch keeps it in its cache, which is emptied for the mapping
+    memory.allocate()
+    del memory
+    gc.collect()
+    assert used() - before < 4 * MIB
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_call_that_the_driver_refuses_is_an_error_with_its_words() -> None:
+    torch.cuda.synchronize()
+    with pytest.raises(CudaDriverError, match="cuMemUnmap answered 1"):
+        call("cuMemUnmap", 0, 0)
