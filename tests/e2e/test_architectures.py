@@ -17,8 +17,8 @@ from tidemill.config.load import load
 from tidemill.contracts.batch import Batch
 from tidemill.contracts.events import ignore
 from tidemill.contracts.workers import Place
+from tidemill.planning.budget import NO_LIMIT
 from tidemill.residency.manager import LeaseManager
-from tidemill.residency.plan import NO_LIMIT
 from tidemill.rollout.dump import read_dump
 from tidemill.testing.tiny import make_tiny_model
 

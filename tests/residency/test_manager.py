@@ -9,8 +9,8 @@ from tidemill.contracts.events import Event, Memory, PhaseDone
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.residency import Moved, Residency, Tenant
 from tidemill.errors import ResidencyError
+from tidemill.planning.budget import NO_LIMIT
 from tidemill.residency.manager import LeaseManager
-from tidemill.residency.plan import NO_LIMIT
 from tidemill.testing.fakes.device import FakeTenant
 from tidemill.testing.suites.tenant import TenantSuite
 

@@ -12,8 +12,8 @@ from tidemill.contracts.state import PolicyVersion
 from tidemill.contracts.workers import Place
 from tidemill.engines.transformers.engine import TransformersEngine
 from tidemill.errors import ResidencyError, WeightSyncError
+from tidemill.planning.budget import budget_for
 from tidemill.residency.manager import LeaseManager
-from tidemill.residency.plan import budget_for
 from tidemill.testing.tiny import make_tiny_model
 from tidemill.trainers.fsdp.trainer import FsdpTrainer
 from tidemill.weights.direct import DirectWeightSync

@@ -8,8 +8,8 @@ from tidemill.contracts.events import Event, PhaseDone
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.state import PolicyVersion
 from tidemill.errors import WeightSyncError
+from tidemill.planning.budget import NO_LIMIT
 from tidemill.residency.manager import LeaseManager
-from tidemill.residency.plan import NO_LIMIT
 from tidemill.testing.fakes.device import FakeTenant
 from tidemill.weights.handing import handing_over
 

@@ -30,8 +30,8 @@ from tidemill.data.demonstrations import Demonstrations
 from tidemill.data.prompt_source import PromptsPerStep
 from tidemill.data.tokenizer import Tokenizer
 from tidemill.engines.replay.engine import NoWeightSync, ReplayEngine
+from tidemill.planning.budget import NO_LIMIT, budget_for, check_budget
 from tidemill.residency.manager import LeaseManager
-from tidemill.residency.plan import NO_LIMIT, budget_for, check_budget
 from tidemill.rollout.collect import RolloutCollector
 from tidemill.rollout.evaluate import Evaluator, NoEvaluation
 from tidemill.rollout.replay import ReplayRollout

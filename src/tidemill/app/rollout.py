@@ -16,10 +16,10 @@ from tidemill.contracts.recorder import Sink
 from tidemill.contracts.state import PolicyVersion
 from tidemill.data.tokenizer import Tokenizer
 from tidemill.errors import ConfigError
+from tidemill.planning.budget import NO_LIMIT
 from tidemill.recorders.fanout import Fanout
 from tidemill.recorders.rich import RichSink
 from tidemill.residency.manager import LeaseManager
-from tidemill.residency.plan import NO_LIMIT
 from tidemill.rollout.collect import RolloutCollector
 from tidemill.rollout.dump import RolloutDump
 from tidemill.rollout.metrics import rollout_metrics

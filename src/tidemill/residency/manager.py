@@ -10,8 +10,8 @@ from tidemill.contracts.events import Emit, Memory, PhaseDone, Transition
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.residency import Moved, Tenant
 from tidemill.errors import ResidencyError, TidemillError
+from tidemill.planning.budget import NO_LIMIT
 from tidemill.residency.occupancy import Occupant
-from tidemill.residency.plan import NO_LIMIT
 from tidemill.units import format_bytes, format_seconds
 
 __all__ = ["LeaseManager"]

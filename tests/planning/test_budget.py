@@ -1,9 +1,9 @@
-"""Budgets of offload modes (`tidemill.residency.plan`)."""
+"""Budgets of offload modes (`tidemill.planning.budget`)."""
 
 import pytest
 
 from tidemill.errors import ConfigError, ResidencyError
-from tidemill.residency.plan import NO_LIMIT, budget_for, check_budget
+from tidemill.planning.budget import NO_LIMIT, budget_for, check_budget
 from tidemill.units import GIB
 
 SIZES = {"trainer_bytes": 8 * GIB, "engine_weight_bytes": 1 * GIB, "engine_bytes": 6 * GIB}
