@@ -7,7 +7,7 @@ makes the tenant evictable, it is put to sleep only when another lease needs the
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from tidemill.contracts.footprint import Part
 
@@ -81,6 +81,7 @@ class Tenant(Protocol):
         ...
 
 
+@runtime_checkable
 class Swappable(Tenant, Protocol):
     """A tenant of this process that can leave, or come, piece by piece, so that another's pieces cross at once."""
 
@@ -93,7 +94,7 @@ class Swappable(Tenant, Protocol):
         ...
 
     def arrive(self, part: Part) -> Generator[int, None, Moved]:
-        """As `wake_up`, in pieces: yields the bytes that the next piece takes, before it takes them.
+        """As `wake_up`, in pieces: yields what the next piece takes in bytes, before it takes it, and 0 behind the last.
 
         Closed or thrown into before its end it undoes itself, and the tenant is as before.
         """

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from tidemill.contracts.events import Emit, Memory, PhaseDone, Transition
 from tidemill.contracts.footprint import Part
-from tidemill.contracts.residency import Moved, Tenant
+from tidemill.contracts.residency import Moved, Swappable, Tenant
 from tidemill.errors import ResidencyError, TidemillError
 from tidemill.planning.budget import NO_LIMIT
 from tidemill.residency.occupancy import Occupant
+from tidemill.residency.swap import swap
 from tidemill.units import format_bytes, format_seconds
 
 __all__ = ["LeaseManager"]
@@ -127,10 +128,29 @@ class LeaseManager:
                 raise ResidencyError(f"{self._refusal(asker, part)} (waited {format_seconds(self._deadline)})")
         for other in idle:
             if excess <= 0:
-                break
+                return
+            if excess <= other.device_bytes and self._swap(other, asker, part, excess):
+                return
             excess -= self._sleep(other)
         if excess > 0:
             raise ResidencyError(self._refusal(asker, part))
+
+    def _swap(self, leaving: Occupant, arriving: Occupant, part: Part, excess: int) -> bool:
+        """Both at once, piece by piece, when both can and there is something to bring; whether it was done."""
+        out, coming = leaving.tenant, arriving.tenant
+        missing = part & ~coming.resident()
+        if not (isinstance(out, Swappable) and isinstance(coming, Swappable) and missing):
+            return False
+        room = max(0, arriving.bytes_with(part) - arriving.device_bytes - excess)
+
+        def both() -> Moved:
+            gone, come = swap(out, coming, missing, room=room)
+            return Moved(copied=gone.copied + come.copied, waited=gone.waited, left={**gone.left, **come.left})
+
+        done = self._timed(f"put {out.name} to sleep and wake {coming.name} ({missing.words()})", both)
+        leaving.sleeps, arriving.wakes = leaving.sleeps + 1, arriving.wakes + 1
+        self._report(coming.name, "swap", f"{out.name}.sleep and {coming.name}.wake_up({missing.words()})", done)
+        return True
 
     def _refusal(self, asker: Occupant, part: Part) -> str:
         held = asker.device_bytes
