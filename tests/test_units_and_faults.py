@@ -46,3 +46,23 @@ def test_the_points_that_a_program_passes_can_be_listed() -> None:
         faults.point("a")
         faults.point("b")
     assert names == ["a", "b"]
+
+
+def test_a_step_is_left_out_each_time_or_the_time_that_is_said_and_never_while_nothing_is_armed() -> None:
+    assert not faults.skipped("here")
+    with faults.armed("here=skip,there=skip@2,bad=raise"):
+        assert [faults.skipped("here") for _ in range(3)] == [True] * 3
+        assert [faults.skipped("there") for _ in range(3)] == [False, True, False]
+        assert not faults.skipped("bad") and not faults.skipped("elsewhere")
+        faults.point("here")  # a point of the same name is passed as ever
+    assert not faults.skipped("here")
+
+
+def test_what_is_armed_may_be_a_call_made_at_each_pass() -> None:
+    calls: list[str] = []
+    with faults.calling("here", lambda: calls.append("called")):
+        faults.point("here")
+        faults.point("here")
+        faults.point("there")
+    faults.point("here")
+    assert calls == ["called"] * 2

@@ -3,6 +3,8 @@
 A program passes a point by `point("checkpoint.write.file")`. A test arms it in its own process with `armed`, or in a
 child by the environment variable `TIDEMILL_FAULTS="name=action[@nth]"`, several separated by commas. Actions: `raise`,
 `kill` (SIGKILL to this process), `disk-full` (OSError ENOSPC), `delay:SECONDS`, `stop` (SIGTERM to this process).
+`skip` leaves out the step of that name, each time unless `@nth` says which, where the program asks `skipped("name")`:
+so that a test of invariants can see that it would notice. `calling` arms what has no word here.
 A name may begin with the process in which it counts, `trainer-1/checkpoint.write=kill`; others count in the driver.
 """
 
@@ -12,10 +14,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-__all__ = ["FaultInjected", "arm", "armed", "as_process", "passed", "point", "told"]
+__all__ = ["FaultInjected", "arm", "armed", "as_process", "calling", "passed", "point", "skipped", "told"]
+
+_SKIP = "skip"
 
 
 class FaultInjected(RuntimeError):
@@ -24,8 +28,11 @@ class FaultInjected(RuntimeError):
 
 @dataclass
 class _Fault:
+    """`nth` 0 is not said: the first time, or each time for what is skipped or called."""
+
     action: str
-    nth: int = 1
+    nth: int = 0
+    call: Callable[[], object] | None = None
     seen: int = field(default=0)
 
 
@@ -34,7 +41,7 @@ def _parse(text: str) -> dict[str, _Fault]:
     for word in filter(None, text.split(",")):
         name, _, action = word.strip().partition("=")
         action, _, nth = action.partition("@")
-        faults[name] = _Fault(action, int(nth or 1))
+        faults[name] = _Fault(action, int(nth or 0))
     return faults
 
 
@@ -59,14 +66,26 @@ def point(name: str) -> None:
     """Pass the named point. Costs one look-up in an empty dict when nothing is armed."""
     if _recording is not None:
         _recording.append(name)
-    if not _armed or name not in _armed:
+    if not _armed or (fault := _armed.get(name)) is None:
         return
+    if fault.call is not None:
+        fault.call()
+    elif fault.action != _SKIP and _count(fault) == (fault.nth or 1):
+        _act(name, fault.action)
+
+
+def skipped(name: str) -> bool:
+    """Whether a test wants the step `name` left out. Costs one look-up in an empty dict when nothing is armed."""
+    if not _armed or (fault := _armed.get(name)) is None:
+        return False
+    return fault.action == _SKIP and fault.nth in (0, _count(fault))
+
+
+def _count(fault: _Fault) -> int:
+    """How often it was come by, this time included."""
     with _lock:
-        fault = _armed[name]
         fault.seen += 1
-        if fault.seen != fault.nth:
-            return
-    _act(name, fault.action)
+        return fault.seen
 
 
 def _act(name: str, action: str) -> None:
@@ -117,6 +136,14 @@ def armed(text: str) -> Iterator[None]:
         _armed.clear()
         _armed.update(before)
         _texts[:] = texts
+
+
+@contextlib.contextmanager
+def calling(name: str, call: Callable[[], object]) -> Iterator[None]:
+    """Call `call` at each pass of the point `name` within the block, in this process, by the thread that passes."""
+    with armed(""):
+        _armed[name] = _Fault("call", call=call)
+        yield
 
 
 @contextlib.contextmanager

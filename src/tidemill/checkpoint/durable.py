@@ -5,7 +5,7 @@ import os
 import shutil
 from pathlib import Path
 
-from tidemill.faults import point
+from tidemill.faults import point, skipped
 
 __all__ = [
     "free_bytes",
@@ -15,6 +15,7 @@ __all__ = [
     "make_folder",
     "remove_tree",
     "replace_durably",
+    "sync",
     "write_all",
     "write_durably",
 ]
@@ -31,6 +32,13 @@ def free_bytes(folder: Path) -> int:
     """Bytes that an unprivileged process can still write to the file system of `folder`."""
     stat = os.statvfs(folder)
     return stat.f_bavail * stat.f_frsize
+
+
+def sync(descriptor: int, *, fault: str) -> None:
+    """Make what was written to a file durable. `fault` names the fault point passed before it."""
+    point(fault)
+    if not skipped(fault):
+        os.fsync(descriptor)
 
 
 def fsync_file(path: Path) -> None:
@@ -79,8 +87,7 @@ def write_durably(path: Path, data: bytes, *, fault: str, fsync_fault: str) -> N
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         write_all(descriptor, data)
-        point(fsync_fault)
-        os.fsync(descriptor)
+        sync(descriptor, fault=fsync_fault)
     finally:
         os.close(descriptor)
 

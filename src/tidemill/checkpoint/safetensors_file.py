@@ -6,14 +6,14 @@ the caller's to keep. What is written is durable when `write_tensors` returns, s
 
 import mmap
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import xxhash
 
-from tidemill.checkpoint.durable import write_all
+from tidemill.checkpoint.durable import sync, write_all
 from tidemill.checkpoint.safetensors_header import Header, Slot, header_size, lay_out, pack_header, parse_header
-from tidemill.contracts.checkpoint import TensorBytes
+from tidemill.contracts.checkpoint import HeldTensor, TensorBytes
 from tidemill.errors import CheckpointError
 from tidemill.faults import point
 
@@ -22,11 +22,11 @@ __all__ = ["TensorFile", "checksum", "file_size", "flat", "slots_of", "write_ten
 CHUNK = 8 << 20
 
 
-def slots_of(tensors: Mapping[str, TensorBytes]) -> tuple[Slot, ...]:
+def slots_of(tensors: Mapping[str, HeldTensor]) -> tuple[Slot, ...]:
     """The layout of a file of these tensors. Raises CheckpointError when bytes, dtype and shape do not agree."""
     slots = lay_out({name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()})
     for slot in slots:
-        held, wanted = tensors[slot.name].data.nbytes, slot.end - slot.begin
+        held, wanted = tensors[slot.name].nbytes, slot.end - slot.begin
         if held != wanted:
             raise CheckpointError(
                 f"cannot write tensor {slot.name!r}: it has {held} bytes, but shape {list(slot.shape)} of "
@@ -58,38 +58,47 @@ def checksum(data: memoryview | bytes, advance: Callable[[int], None] = lambda c
 def write_tensors(
     path: Path,
     slots: tuple[Slot, ...],
-    bytes_of: Callable[[str], memoryview],
+    pieces_of: Callable[[str], Iterable[memoryview]],
     *,
     metadata: Mapping[str, str],
     faults: str,
     advance: Callable[[int], None],
+    written: Callable[[str], None] = lambda name: None,
 ) -> dict[str, str]:
     """Create and fsync `path`, asking for each tensor's bytes once, in the order of `slots`; checksums by name.
 
-    `faults` is the prefix of the fault points passed; `advance` is told of bytes written and may raise to stop.
+    A tensor's bytes may come in pieces. `faults` is the prefix of the fault points passed; `advance` is told of bytes
+    written and may raise to stop; `written` of each tensor when its bytes are read no more.
     """
     point(f"{faults}.open")
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         point(f"{faults}.write")
         write_all(descriptor, pack_header(slots, metadata))
-        sums = {slot.name: _write_one(descriptor, flat(bytes_of(slot.name)), faults, advance) for slot in slots}
-        point(f"{faults}.fsync-file")
-        os.fsync(descriptor)
+        sums = {}
+        for slot in slots:
+            sums[slot.name] = _write_one(descriptor, pieces_of(slot.name), faults, advance)
+            written(slot.name)
+        sync(descriptor, fault=f"{faults}.fsync-file")
     finally:
         os.close(descriptor)
     return sums
 
 
-def _write_one(descriptor: int, view: memoryview, faults: str, advance: Callable[[int], None]) -> str:
+def _write_one(descriptor: int, pieces: Iterable[memoryview], faults: str, advance: Callable[[int], None]) -> str:
     digest = xxhash.xxh3_64()
-    for start in range(0, len(view), CHUNK):
-        piece = view[start : start + CHUNK]
+    for chunk in _chunks(pieces):
         point(f"{faults}.write")
-        write_all(descriptor, piece)
-        digest.update(piece)
-        advance(len(piece))
+        write_all(descriptor, chunk)
+        digest.update(chunk)
+        advance(len(chunk))
     return digest.hexdigest()
+
+
+def _chunks(pieces: Iterable[memoryview]) -> Iterator[memoryview]:
+    for piece in map(flat, pieces):
+        for start in range(0, len(piece), CHUNK):
+            yield piece[start : start + CHUNK]
 
 
 class TensorFile:
