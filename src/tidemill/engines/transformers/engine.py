@@ -5,12 +5,11 @@ log-prob; draws depend on seed and request key alone. The key-value cache lives 
 a change of weights. Does not: generate for two threads at once, use more than one device, run code from a model folder.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from safetensors import safe_open
 
 from tidemill.contracts.engine import Completion, Request, Sampling
 from tidemill.contracts.events import Emit, Progress
@@ -20,13 +19,15 @@ from tidemill.contracts.sample import StopReason
 from tidemill.contracts.state import PolicyVersion
 from tidemill.data.tokenizer_folder import load_tokenizer
 from tidemill.engines.transformers.decode import Answer, decode
-from tidemill.engines.transformers.live_weights import LiveWeights
+from tidemill.engines.transformers.live_weights import LiveWeights, stored_weights
 from tidemill.engines.transformers.requests import Limits, check_requests, check_sampling, plan_batches
 from tidemill.engines.transformers.sampling import row_keys, uniforms
 from tidemill.engines.transformers.stopping import NoStopStrings, StopStrings, end_ids
-from tidemill.errors import DataError, EngineError, ResidencyError, WeightSyncError
+from tidemill.errors import EngineError, ResidencyError, WeightSyncError
 from tidemill.models.skeleton import model_skeleton
 from tidemill.residency.gate import TenantGate
+from tidemill.residency.leaks import leak_gate
+from tidemill.residency.residue import residue_of
 from tidemill.residency.transfer import CudaTransfer, HostTransfer
 from tidemill.weights.checksum import checksum
 
@@ -43,7 +44,8 @@ class TransformersEngine:
     """Starts asleep and empty: `wake_up` makes room, a weight sync or `load_pretrained` fills it.
 
     `kv_tokens` bounds the positions cached at once, and with them the bytes that the engine says it takes; 0 means
-    `max_batch` rows of the model's whole context. Batches are cut so that they keep to it.
+    `max_batch` rows of the model's whole context. Batches are cut so that they keep to it. `stop_on_leak` refuses a
+    sleep when tensors that nobody owns have grown, instead of a warning.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class TransformersEngine:
         max_batch: int,
         emit: Emit,
         kv_tokens: int = 0,
+        stop_on_leak: bool = True,
     ) -> None:
         self._folder = model
         self._device = torch.device(device)
@@ -78,6 +81,8 @@ class TransformersEngine:
         self._end_ids = end_ids(model, self._tokenizer, config.vocab_size)
         self._weights = LiveWeights(model=self._model, device=self._device, dtype=torch_dtype)
         self._transfer = CudaTransfer(self._device) if self._device.type == "cuda" else HostTransfer()
+        self._residue = residue_of(self._device)
+        self._leaks = leak_gate(self.name, self._device, stop=stop_on_leak, emit=emit)
         self._kv_awake = False
         self._users: dict[str, object] = {}
         self._version: PolicyVersion | None = None
@@ -136,11 +141,12 @@ class TransformersEngine:
         try:
             if not self._alone(me):
                 raise ResidencyError("cannot put engine to sleep: it is generating in another thread; wait for its end")
+            self._leaks.check()
             self._version, self._updating = None, False
             self._weights.release()
             self._kv_awake = False
             self._transfer.give_back()
-            return Moved()
+            return Moved(left=self._residue.left())
         finally:
             if self._users and self._users["present"] is me:
                 del self._users["present"]
@@ -209,7 +215,7 @@ class TransformersEngine:
         wanted = frozenset(self._weights.names)
         # A tied tensor may lie in the file under both of its names.
         tied = {name for name, _ in self._model.named_parameters(remove_duplicate=False)} - wanted
-        self.load_weights((name, tensor) for name, tensor in _stored(self._folder) if name not in tied)
+        self.load_weights((name, tensor) for name, tensor in stored_weights(self._folder) if name not in tied)
         self.publish(version)
 
     def _need(self, part: Part, doing: str) -> None:
@@ -288,16 +294,3 @@ class TransformersEngine:
         return [
             self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False) for ids in said
         ]
-
-
-def _stored(folder: Path) -> "Iterator[tuple[str, Tensor]]":
-    """Every tensor in the folder's safetensors files. Raises DataError when there are none."""
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise DataError(
-            f"cannot load weights from {folder}: no safetensors file; convert it with `tidemill model import`"
-        )
-    for file in files:
-        with safe_open(file, framework="pt", device="cpu") as tensors:
-            for name in tensors.keys():  # noqa: SIM118  (safe_open is no mapping)
-                yield name, tensors.get_tensor(name)

@@ -5,19 +5,22 @@ Buffers that the model computes lie in the slab too, and are written anew at eac
 allocation brings back is room, with anything in it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import safe_open
 
-from tidemill.errors import WeightSyncError
+from tidemill.errors import DataError, WeightSyncError
 from tidemill.models.skeleton import computed_buffers
+from tidemill.residency.leaks import Kept, own
 from tidemill.weights.copying import copy_weight
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["LiveWeights"]
+__all__ = ["LiveWeights", "stored_weights"]
 
 # Where CUDA's allocator would put a tensor of its own; vectorised loads rely on it.
 _ALIGNMENT = 256
@@ -40,6 +43,12 @@ class LiveWeights:
         self._slab = torch.empty(0, dtype=torch.uint8, device=device)
         self._views: dict[str, Tensor] = {}
         self._arrived: set[str] = set()
+        own(self)
+
+    def kept(self) -> Iterable[Kept]:
+        """For the account of what is on a device; the copies on the host too."""
+        tensors = [*self._buffers.values(), *([self._slab] if self.resident else [])]
+        return [Kept(tensor) for tensor in tensors]
 
     def _place(self, name: str, dtype: torch.dtype, shape: torch.Size) -> None:
         self._layout[name] = (self.nbytes, dtype, shape)
@@ -124,6 +133,19 @@ class LiveWeights:
     def views(self) -> "Mapping[str, Tensor]":
         """Every weight, by name, as it lies in the slab."""
         return {name: self._views[name] for name in self._names}
+
+
+def stored_weights(folder: Path) -> "Iterator[tuple[str, Tensor]]":
+    """Every tensor in the folder's safetensors files. Raises DataError when there are none."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise DataError(
+            f"cannot load weights from {folder}: no safetensors file; convert it with `tidemill model import`"
+        )
+    for file in files:
+        with safe_open(file, framework="pt", device="cpu") as tensors:
+            for name in tensors.keys():  # noqa: SIM118  (safe_open is no mapping)
+                yield name, tensors.get_tensor(name)
 
 
 def _aligned(size: int) -> int:
