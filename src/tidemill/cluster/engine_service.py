@@ -7,6 +7,7 @@ from tidemill.cluster.cuda_parcels import SharedBuffer, opened
 from tidemill.cluster.tenant_service import TenantService, Used
 from tidemill.contracts.engine import Completion, Request, Sampling
 from tidemill.contracts.events import Emit, Event, Progress
+from tidemill.contracts.footprint import Part
 from tidemill.contracts.state import PolicyVersion
 from tidemill.contracts.workers import BuildEngine, Place
 from tidemill.weights.parcel import Parcel, host_bytes, unpack
@@ -44,6 +45,8 @@ class EngineService(TenantService):
 
     def load_parcel(self, sent: Used | Parcel) -> None:
         """Load a parcel's weights. When this returns, nothing of the parcel is used any more."""
+        # Before the parcel is opened: its handle may be of device memory.
+        self._engine.gate.check(Part.WEIGHTS, "load_weights")
         try:
             self._load(sent.value if isinstance(sent, Used) else sent)
         except Exception as error:

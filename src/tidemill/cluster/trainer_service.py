@@ -130,6 +130,7 @@ class TrainerService(TenantService):
 
     def load(self, saved: Saved) -> None:
         """See Trainer. This process's random state comes with it, when one was saved of a rank of this number."""
+        self._trainer.gate.check(Part.ALL, "load")
         random, before = RandomState(), RandomState().snapshot().extra
         states = saved.extra.get(RANK_RANDOM, ())
         own = states[self._place.rank] if self._place.rank < len(states) else before
@@ -171,7 +172,8 @@ class TrainerService(TenantService):
         self._desk.release(token)
 
     def open_shipment(self, dtype: str, bucket_bytes: int, carrier: Carrier) -> bool:
-        """See WeightSender."""
+        """See WeightSender. Buffers lie on the device too: the lease comes before them."""
+        self._trainer.gate.check(Part.WEIGHTS, "named_weights")
         return self._sender.open_shipment(dtype, bucket_bytes, carrier)
 
     def next_parcel(self) -> bool:
@@ -181,6 +183,7 @@ class TrainerService(TenantService):
 
     def take_parcel(self) -> Parcel:
         """See WeightSender."""
+        self._trainer.gate.check(Part.WEIGHTS, "named_weights")
         return self._sender.take_parcel()
 
     def close_shipment(self) -> Mapping[str, int]:
