@@ -70,6 +70,7 @@ def test_a_fake_tenant_counts_only_the_parts_it_has() -> None:
 def test_a_fake_trainer_in_shards_loads_what_one_in_one_piece_would(ranks: int, tmp_path: Path) -> None:
     trainer = FakeTrainer(InShards(ranks))
     trainer.wake_up(Part.ALL)
+    trainer.gate.open(Part.ALL)
     trainer.on_device("model/w")[:] = range(8)
     taken = trainer.snapshot()
     assert not taken.tensors and len(taken.shards) == ranks

@@ -71,7 +71,9 @@ class FakeTrainer(FakeTenant):
         return np.zeros(batch.tokens, dtype=np.float32)
 
     def snapshot(self) -> Snapshot:
-        """The host copy when asleep, a copy of the device when awake."""
+        """The host copy when asleep; a copy of the device, under the lease, when awake."""
+        if self.awake != Part.NONE:
+            self.gate.check(Part.ALL, "snapshot")
         source = self.host if self.awake == Part.NONE else self.device
         return self.layout.snapshot(source, {"phase": self.phase, "updates": self.updates})
 
@@ -94,7 +96,7 @@ class FakeTrainer(FakeTenant):
     def named_weights(self) -> "Iterator[tuple[str, Tensor]]":
         """The weights; the fake sync knows that they are numpy's."""
         self.gate.check(Part.WEIGHTS, "hand out weights")
-        yield "w", self.on_device("model/w")  # type: ignore[misc]
+        return iter([("w", self.on_device("model/w"))])  # type: ignore[list-item]
 
 
 class FakeEngine(FakeTenant):

@@ -123,6 +123,7 @@ class FakeRankTrainer(FakeTenant):
 
     def step(self, batch: Batch, loss: Loss) -> StepReport:
         """Of a trainer of one rank."""
+        self._check(Part.ALL, "step")
         return self.update(deal(batch, ranks=1, minibatches=self.minibatches)[0], loss)
 
     def update(self, minibatches: Sequence[Batch], loss: Loss) -> StepReport:
