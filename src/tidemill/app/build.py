@@ -153,6 +153,7 @@ def build_engine(config: RunConfig, place: Place, emit: Emit) -> RolloutEngine:
             dtype=compute_dtype(config.engine.dtype, place.device),
             max_batch=config.engine.max_batch,
             kv_tokens=config.engine.max_batch * longest,
+            stop_on_leak=config.residency.leaks == "fail",
             emit=emit,
         ),
     )

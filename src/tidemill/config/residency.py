@@ -1,5 +1,7 @@
 """Who may hold the device's memory, and how much of it."""
 
+from typing import Literal
+
 from tidemill.config.base import Settings
 from tidemill.config.kinds import Budget, Offload, Seconds, Size
 from tidemill.units import MIB
@@ -16,5 +18,7 @@ class ResidencySettings(Settings):
     """Bytes of one device that trainer and engine may hold together; `auto` is what the device has free."""
     page: Size = 64 * MIB
     """Bytes of one page of the host memory that holds what sleeps."""
+    leaks: Literal["fail", "warn"] = "fail"
+    """What happens at a sleep when tensors that nobody owns have grown by 64 MiB since the first two sleeps."""
     deadline: Seconds = 300.0
     """Longest wait for a tenant to sleep or wake, or for another thread to let go of it, before the run fails."""

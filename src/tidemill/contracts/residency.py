@@ -94,7 +94,7 @@ class Swappable(Tenant, Protocol):
         ...
 
     def arrive(self, part: Part) -> Generator[int, None, Moved]:
-        """As `wake_up`, in pieces: yields what the next piece takes in bytes, before it takes it, and 0 behind the last.
+        """As `wake_up`, in pieces: yields the bytes of each before it takes them, and 0 behind the last.
 
         Closed or thrown into before its end it undoes itself, and the tenant is as before.
         """

@@ -1,0 +1,220 @@
+"""Tensors on the device that nobody owns: what they grow by from one sleep to the next is a leak, and stops the sleep.
+
+Whoever keeps tensors on a device on purpose says so, once, by `own`. All other tensors are garbage in the making:
+activations, caches, a loss that somebody kept. A few live on from step to step; more at each sleep is a fault that ends
+in an out-of-memory hours later, far from its cause.
+"""
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from tidemill.contracts.events import Emit, Notice
+from tidemill.errors import ResidencyError
+from tidemill.units import MIB, format_bytes
+
+__all__ = [
+    "CpuMeter",
+    "CudaMeter",
+    "Kept",
+    "LeakGate",
+    "Meter",
+    "Owner",
+    "leak_gate",
+    "meter_of",
+    "own",
+    "uncounted_bytes",
+]
+
+TOLERANCE = 64 * MIB
+"""Bytes by which what nobody owns may grow: libraries keep a little here and there."""
+
+_WARM_UP = 2  # sleeps until everything has run once
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A tensor that its owner keeps. `counted`: its memory is of PyTorch's allocator, which counts it."""
+
+    tensor: torch.Tensor
+    counted: bool = True
+
+
+class Owner(Protocol):
+    """Who keeps tensors on purpose."""
+
+    def kept(self) -> Iterable[Kept]:
+        """One for each storage that has memory now, on whatever device."""
+        ...
+
+
+_owners: "weakref.WeakSet[Any]" = weakref.WeakSet()
+_owners_lock = threading.Lock()
+
+
+def own(owner: Owner) -> None:
+    """Count what `owner` keeps as owned, as long as it lives."""
+    with _owners_lock:
+        _owners.add(owner)
+
+
+def _owned_on(device: torch.device) -> list[Kept]:
+    with _owners_lock:
+        owners = list(_owners)
+    return [kept for owner in owners for kept in owner.kept() if kept.tensor.device.type == device.type]
+
+
+def uncounted_bytes(device: torch.device) -> int:
+    """Bytes on `device` that owners keep and PyTorch's allocator does not count."""
+    return sum(kept.tensor.untyped_storage().nbytes() for kept in _owned_on(device) if not kept.counted)
+
+
+class Meter(Protocol):
+    """How many bytes of tensors on a device nobody owns."""
+
+    def unowned(self) -> int:
+        """Bytes now."""
+        ...
+
+    def largest(self) -> list[str]:
+        """The largest of them that Python knows, in words: for a message, slow."""
+        ...
+
+
+class CudaMeter:
+    """Asks PyTorch's allocator, which knows every tensor, also those that only a graph of autograd holds."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def unowned(self) -> int:
+        """See Meter. The workspaces of cuBLAS are given back first."""
+        torch._C._cuda_clearCublasWorkspaces()
+        owned = {
+            kept.tensor.untyped_storage().data_ptr(): kept.tensor.untyped_storage().nbytes()
+            for kept in _owned_on(self._device)
+            if kept.counted
+        }
+        return torch.cuda.memory_allocated(self._device) - sum(owned.values())
+
+    def largest(self) -> list[str]:
+        """See Meter."""
+        return _largest(self._device)
+
+
+class CpuMeter:
+    """Walks over the objects that Python knows: slow, and blind to what only a graph of autograd holds."""
+
+    def unowned(self) -> int:
+        """See Meter."""
+        return sum(tensor.untyped_storage().nbytes() for tensor in _strangers(torch.device("cpu")))
+
+    def largest(self) -> list[str]:
+        """See Meter."""
+        return _largest(torch.device("cpu"))
+
+
+def meter_of(device: torch.device) -> Meter:
+    """The one that suits the device."""
+    return CudaMeter(device) if device.type == "cuda" else CpuMeter()
+
+
+def leak_gate(tenant: str, device: torch.device, *, stop: bool, emit: Emit) -> "LeakGate":
+    """The gate that suits the device; warnings are notices."""
+
+    def warn(text: str) -> None:
+        emit(Notice(text=text, level="warning"))
+
+    return LeakGate(tenant, meter_of(device), stop=stop, warn=warn, slow=device.type == "cpu")
+
+
+def _strangers(device: torch.device) -> Iterator[torch.Tensor]:
+    """One tensor of each storage on `device` that nobody owns."""
+    seen = {kept.tensor.untyped_storage().data_ptr() for kept in _owned_on(device)}
+    for found in gc.get_objects():
+        # By `type`, not `isinstance`: that asks lazy modules and proxies for attributes, which wakes them.
+        if not issubclass(type(found), torch.Tensor) or found.device.type != device.type:
+            continue
+        try:
+            storage = found.untyped_storage()
+        except (RuntimeError, NotImplementedError):
+            continue  # a tensor without memory of its own, as fakes and wrappers are
+        address = storage.data_ptr() if storage.nbytes() else 0
+        if address and address not in seen:
+            seen.add(address)
+            yield found
+
+
+def _largest(device: torch.device) -> list[str]:
+    found = sorted(_strangers(device), key=lambda tensor: -tensor.untyped_storage().nbytes())[:_SHOWN]
+    return [
+        f"{format_bytes(tensor.untyped_storage().nbytes())} ({str(tensor.dtype).removeprefix('torch.')} "
+        f"{list(tensor.shape)}{', with a graph behind it' if tensor.grad_fn is not None else ''})"
+        for tensor in found
+    ]
+
+
+class LeakGate:
+    """Looked at by a tenant as it goes to sleep, when nothing but what it keeps should be alive.
+
+    `stop` says whether growth fails the sleep or is told to `warn`. A slow meter is asked at sleeps 1 to 4, 8, 16, 32
+    and so on: what grows at every step is found all the same.
+    """
+
+    def __init__(
+        self,
+        tenant: str,
+        meter: Meter,
+        *,
+        stop: bool,
+        warn: Callable[[str], None],
+        slow: bool,
+        tolerance: int = TOLERANCE,
+    ) -> None:
+        self._tenant = tenant
+        self._meter = meter
+        self._stop = stop
+        self._warn = warn
+        self._slow = slow
+        self._tolerance = tolerance
+        self._sleeps = 0
+        self._usual = 0
+
+    def check(self) -> None:
+        """Raises ResidencyError, before anything moves, when what nobody owns has grown; or warns of each growth once.
+
+        The first two sleeps say what is usual.
+        """
+        self._sleeps += 1
+        if self._slow and self._sleeps > 4 and self._sleeps & (self._sleeps - 1):
+            return
+        unowned = self._meter.unowned()
+        if self._sleeps <= _WARM_UP:
+            self._usual = max(self._usual, unowned)
+            return
+        if unowned <= self._usual + self._tolerance:
+            return
+        gc.collect()  # what only a cycle of references holds is no leak yet
+        unowned = self._meter.unowned()
+        if unowned <= self._usual + self._tolerance:
+            return
+        text = self._words(unowned)
+        if self._stop:
+            raise ResidencyError(f"cannot put {self._tenant} to sleep: {text}, or set residency.leaks=warn to go on")
+        self._usual = unowned
+        self._warn(f"{text}; {self._tenant} sleeps all the same")
+
+    def _words(self, unowned: int) -> str:
+        largest = self._meter.largest()
+        names = f", the largest {'; '.join(largest)}" if largest else ""
+        return (
+            f"{format_bytes(unowned)} of tensors beside it have no owner, {format_bytes(unowned - self._usual)} more "
+            f"than after {_WARM_UP} steps{names}: keep no tensor of a step (a loss, a batch, log-probs) beyond it; "
+            "`.item()` or `.cpu()` what you want to keep"
+        )
