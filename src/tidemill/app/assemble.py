@@ -31,6 +31,7 @@ from tidemill.data.prompt_source import PromptsPerStep
 from tidemill.data.tokenizer import Tokenizer
 from tidemill.engines.replay.engine import NoWeightSync, ReplayEngine
 from tidemill.planning.budget import NO_LIMIT, budget_for, check_budget
+from tidemill.planning.groups import parks_groups
 from tidemill.residency.manager import LeaseManager
 from tidemill.rollout.collect import RolloutCollector
 from tidemill.rollout.evaluate import Evaluator, NoEvaluation
@@ -188,9 +189,26 @@ def leases(config: RunConfig, cluster: Cluster, *, trainer: Trainer, engine: Rol
         sentence = f"residency.budget is {format_bytes(budget)}: who is idle sleeps when another needs the bytes"
     emit(Notice(text=sentence))
     check_budget(budget, **sizes)
+    _settle_groups(config, cluster, offload=mode, budget=budget, engine_bytes=sizes["engine_bytes"], emit=emit)
     manager = LeaseManager(budget=budget, emit=emit, deadline=config.residency.deadline)
     manager.admit(trainer)
     return manager
+
+
+def _settle_groups(
+    config: RunConfig, cluster: Cluster, *, offload: str, budget: int, engine_bytes: int, emit: Emit
+) -> None:
+    parks, sentence = parks_groups(
+        config.residency.park_groups,
+        offload=offload,
+        device=cluster.device,
+        ranks=config.trainer.ranks,
+        budget=budget,
+        engine_bytes=engine_bytes,
+    )
+    cluster.park_groups(parks)
+    if sentence:
+        emit(Notice(text=sentence))
 
 
 def _checkpointer(

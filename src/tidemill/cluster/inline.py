@@ -65,6 +65,9 @@ class InlineCluster:
         """Weights are copied straight into the engine."""
         return DirectWeightSync(residency=residency, emit=emit)
 
+    def park_groups(self, parks: bool) -> None:
+        """One process has none."""
+
     def free_bytes(self) -> int:
         """Of the one device."""
         if self._device == "cuda":

@@ -40,7 +40,10 @@ __all__ = ["TrainerProxy"]
 
 
 class TrainerProxy(TenantProxy):
-    """Implements `Trainer` over `group`, whose services are `TrainerService`s: one call a step, two a sleep or wake."""
+    """Implements `Trainer` over `group`, whose services are `TrainerService`s: one call a step, two a sleep or wake.
+
+    `parks` says whether process groups go in sleep, too; a sleep and a wake are one call each without.
+    """
 
     def __init__(self, group: WorkerGroup, *, deadlines: Deadlines) -> None:
         super().__init__(group, deadlines=deadlines)
@@ -48,6 +51,7 @@ class TrainerProxy(TenantProxy):
         self._described = described[0]
         self._ranks = len(described)
         self._torn = ""
+        self.parks = True
         self._parked = False
         self._tokens = itertools.count()
         self._held: set[int] = set()
@@ -65,7 +69,7 @@ class TrainerProxy(TenantProxy):
     def sleep(self) -> Moved:
         """As Tenant's; then process groups, when every rank sleeps. A failure in those ends the workers."""
         moved = super().sleep()
-        if not self._parked:
+        if self.parks and not self._parked:
             self._groups("park", f"put {self.name} to sleep")
             self._parked = True
         return moved

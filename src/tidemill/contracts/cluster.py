@@ -27,6 +27,10 @@ class Cluster(Protocol):
         """What hands weights from a trainer of this cluster to an engine of it."""
         ...
 
+    def park_groups(self, parks: bool) -> None:
+        """Whether the trainer gives its process groups back in sleep; it does until it is told otherwise."""
+        ...
+
     @property
     def device(self) -> str:
         """`cpu` or `cuda`: what workers compute on."""

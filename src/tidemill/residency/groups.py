@@ -32,6 +32,7 @@ from tidemill.contracts.workers import Place
 from tidemill.errors import ClusterError, ResidencyError
 from tidemill.residency.meeting import MeetingPoint
 from tidemill.residency.references import References
+from tidemill.residency.residue import GROUPS, residue_of
 
 __all__ = ["ProcessGroups", "open_rendezvous"]
 
@@ -87,6 +88,7 @@ class ProcessGroups:
         if self._device.type == "cuda":
             # A worker sees no GPU but its own.
             torch.cuda.set_device(self._device)
+        self._residue = residue_of(self._device)
         self._meeting = MeetingPoint(place=place, prefix=f"world{_joined[place.rendezvous]}/", deadline=deadline)
         self._generation = 0
         self._calls = RecordedGroups(timeout=self._timeout)
@@ -161,10 +163,11 @@ class ProcessGroups:
             _joined[self._place.rendezvous] += 1
         self._generation += 1
         try:
-            self._make_world()
-            self._calls.replay(alive=self._alive | self._references.names)
-            self._references.put_back({str(group.group_name): group for group in c10d._world.pg_map})
-            self._first_collective()
+            with self._residue.holding(GROUPS):
+                self._make_world()
+                self._calls.replay(alive=self._alive | self._references.names)
+                self._references.put_back({str(group.group_name): group for group in c10d._world.pg_map})
+                self._first_collective()
         except Exception as error:
             self._end()
             raise ResidencyError(
@@ -200,7 +203,8 @@ class ProcessGroups:
         """Destroy our world, if it is still there, with all references to its groups that are known."""
         self._references.take_out([*self._roots(), *owners_of_groups(self._followed)])
         if self._is_ours():
-            dist.destroy_process_group()
+            with self._residue.holding(GROUPS):
+                dist.destroy_process_group()
         self._parked = True
 
     def _roots(self) -> Iterator[DeviceMesh]:

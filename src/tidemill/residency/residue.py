@@ -105,6 +105,8 @@ _known: dict[torch.device, Residue | NoResidue] = {}
 
 def residue_of(device: torch.device) -> Residue | NoResidue:
     """The one of this process for `device`."""
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
     if device not in _known:
         _known[device] = Residue(device) if device.type == "cuda" else NoResidue()
     return _known[device]

@@ -72,7 +72,12 @@ class SpawnedCluster:
     def trainer(self, build: BuildTrainer, *, ranks: int) -> TrainerProxy:
         """See Cluster."""
         group = self._group("trainer", ranks, functools.partial(TrainerService, build), meet=ranks > 1)
-        return TrainerProxy(group, deadlines=self._deadlines)
+        self._trainer = TrainerProxy(group, deadlines=self._deadlines)
+        return self._trainer
+
+    def park_groups(self, parks: bool) -> None:
+        """See Cluster."""
+        self._trainer.parks = parks
 
     def engine(self, build: BuildEngine, *, replicas: int) -> EngineProxy:
         """See Cluster."""

@@ -106,7 +106,12 @@ class RayCluster:
     def trainer(self, build: BuildTrainer, *, ranks: int) -> Trainer:
         """See Cluster."""
         group = self._built("trainer", ranks, functools.partial(TrainerService, build), meet=ranks > 1)
-        return TrainerProxy(group, deadlines=self._deadlines)
+        self._trainer = TrainerProxy(group, deadlines=self._deadlines)
+        return self._trainer
+
+    def park_groups(self, parks: bool) -> None:
+        """See Cluster."""
+        self._trainer.parks = parks
 
     def engine(self, build: BuildEngine, *, replicas: int) -> RolloutEngine:
         """See Cluster."""
