@@ -1,0 +1,127 @@
+"""A whole run of real parts in the test's own process, or with workers of its own, looked at while it goes on."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tests.crash.small_run import recipe
+
+from tidemill.app.assemble import assembled
+from tidemill.app.build import build_cluster
+from tidemill.app.run_folder import RunFolder
+from tidemill.checkpoint.attempts import next_attempt
+from tidemill.checkpoint.stored import read_checkpoint
+from tidemill.cluster.inline import InlineCluster
+from tidemill.config.cluster import ClusterSettings
+from tidemill.config.kinds import NonNegative
+from tidemill.config.load import load
+from tidemill.contracts.events import Event, Notice, PhaseDone, Transition
+from tidemill.contracts.footprint import Part
+from tidemill.contracts.parts import Parts
+from tidemill.contracts.recorder import StepRecord
+from tidemill.contracts.residency import Tenant
+from tidemill.testing.fakes.meaning import FakeRecorder, FakeStop
+
+__all__ = [
+    "SMALL",
+    "SPAWNED",
+    "SmallCluster",
+    "SmallClusterSettings",
+    "Watching",
+    "moves_of",
+    "real_parts",
+    "saved_weights",
+    "weights_now",
+]
+
+SMALL = "tests.residency.real_run:SmallClusterSettings"
+SPAWNED = "cluster.use=tidemill.testing.spawned_cluster:SpawnedClusterSettings"
+_WORK = {("train", "trainer"): "trainer.step", ("update_weights", "engine"): "update_weights"}
+
+
+class SmallClusterSettings(ClusterSettings):
+    """This process, on a device with so many bytes free."""
+
+    implementation: ClassVar[str] = "tests.residency.real_run:SmallCluster"
+
+    free: NonNegative = 0
+    """Bytes."""
+
+
+class SmallCluster(InlineCluster):
+    """See its settings."""
+
+    def __init__(self, *, free: int, **others: Any) -> None:
+        super().__init__(**others)
+        self._free = free
+
+    def free_bytes(self) -> int:
+        return self._free
+
+
+class Watching(FakeRecorder):
+    """Keeps every event, and calls `at_record` right after an update, within the trainer's lease."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.at_record: Callable[[int], None] = lambda step: None
+
+    @contextlib.contextmanager
+    def step(self, step: int) -> Iterator[StepRecord]:
+        with super().step(step) as record:
+
+            def recorded(**said: Any) -> None:
+                record(**said)
+                self.at_record(step)
+
+            yield recorded
+
+    def notices(self) -> list[str]:
+        return [event.text for event in self.events if isinstance(event, Notice)]
+
+
+@contextlib.contextmanager
+def real_parts(base: Path, recorder: Watching, *words: str) -> Iterator[Parts]:
+    """Every part as the settings of the small run, and `words`, say."""
+    loaded = load([recipe(base, base / "run")], list(words))
+    folder = RunFolder(loaded.config.run.dir)
+    with contextlib.closing(build_cluster(loaded.config, recorder.emit)) as cluster:
+        attempt = next_attempt(folder.root)
+        made = assembled(loaded, cluster, folder=folder, attempt=attempt, recorder=recorder, stop=FakeStop())
+        with made as parts:
+            yield parts
+
+
+def moves_of(events: list[Event], *tenants: Tenant) -> list[str]:
+    """Transitions, updates and hand-overs in the order in which they ended; of parts, those that a tenant has."""
+    present = {tenant.name: [part for part in Part.ALL if tenant.footprint(part)] for tenant in tenants}
+    return [text for event in events if (text := _move(event, present))]
+
+
+def _move(event: Event, present: dict[str, list[Part]]) -> str:
+    if isinstance(event, PhaseDone):
+        return _WORK.get((event.name, event.owner), "")
+    if not isinstance(event, Transition):
+        return ""
+    what, _, parts = event.what.removesuffix(")").partition("(")
+    if not parts:
+        return what
+    moved = [part.words() for part in present[event.owner] if parts == "all" or part.words() in parts.split(", ")]
+    return f"{what}({', '.join(moved)})"
+
+
+def weights_now(parts: Parts) -> dict[str, bytes]:
+    """Every weight of the trainer, which must be leased."""
+    return {name: tensor.numpy().tobytes() for name, tensor in parts.trainer.named_weights()}
+
+
+def saved_weights(base: Path, step: int) -> dict[str, bytes]:
+    """Every weight in the checkpoint of a step."""
+    stored = read_checkpoint(base / "run" / "checkpoints" / f"step-{step:08d}", step=step)
+    tensors = stored.parts["trainer"].tensors
+    return {
+        name.removeprefix("model/"): bytes(tensor.read((0,) * len(tensor.shape), tensor.shape))
+        for name, tensor in tensors.items()
+        if name.startswith("model/")
+    }
