@@ -126,7 +126,8 @@ def test_a_refusal_shows_the_ledger_and_what_to_do(trainer: Logged, engine: Logg
         pass
     assert str(caught.value) == (
         "cannot wake engine (weights): it needs 100 B, 99 B is free, and trainer is in use and cannot sleep; the "
-        "budget is 399 B and trainer holds 300 B: raise residency.budget, or make the trainer or the engine smaller"
+        "budget is 399 B and trainer holds 300 B (weights 100 B, optimizer 200 B): raise residency.budget, or make the "
+        "trainer or the engine smaller; `tidemill plan` shows where the bytes go"
     )
     assert moves == ["trainer.wake_up(weights, optimizer)"]
 

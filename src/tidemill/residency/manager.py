@@ -158,13 +158,12 @@ class LeaseManager:
         free = max(0, self._budget - held - sum(other.device_bytes for other in busy))
         holders = " and ".join(o.tenant.name for o in busy)
         reason = f"{holders} is in use and cannot sleep" if busy else "nothing else is awake that could sleep"
-        ledger = ", ".join(
-            f"{o.tenant.name} holds {format_bytes(o.device_bytes)}" for o in (asker, *busy) if o.device_bytes > 0
-        )
+        ledger = ", ".join(o.holdings() for o in (asker, *busy) if o.device_bytes > 0)
         return (
             f"cannot wake {asker.tenant.name} ({part.words()}): it needs {format_bytes(asker.bytes_with(part) - held)}"
             f", {format_bytes(free)} is free, and {reason}; the budget is {format_bytes(self._budget)}"
-            f"{' and ' if ledger else ''}{ledger}: raise residency.budget, or make the trainer or the engine smaller"
+            f"{' and ' if ledger else ''}{ledger}: raise residency.budget, or make the "
+            "trainer or the engine smaller; `tidemill plan` shows where the bytes go"
         )
 
     def _sleep(self, occupant: Occupant) -> int:

@@ -5,6 +5,7 @@ from collections import Counter
 
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.residency import Tenant
+from tidemill.units import format_bytes
 
 __all__ = ["Occupant"]
 
@@ -33,6 +34,12 @@ class Occupant:
     def device_bytes(self) -> int:
         """Bytes on the device now."""
         return self.tenant.footprint(self.tenant.resident())
+
+    def holdings(self) -> str:
+        """`trainer holds 3.0 GiB (weights 1.0 GiB, optimizer 2.0 GiB)`."""
+        sizes = {part: self.tenant.footprint(part) for part in self.tenant.resident()}
+        parts = ", ".join(f"{part.words()} {format_bytes(size)}" for part, size in sizes.items() if size)
+        return f"{self.tenant.name} holds {format_bytes(self.device_bytes)} ({parts})"
 
     def bytes_with(self, part: Part) -> int:
         """Bytes on the device when `part` is awake besides what is."""
