@@ -7,7 +7,7 @@ the sum of `transitions` (sleep, wake), `update`, `snapshot`, `weight_sync` and 
 `without_parking` is the same less the time that rank 0 parked and revived. `private_cluster` is Ray alone;
 `cluster_start` is Ray and three workers that have imported everything.
 
-    python benchmarks/cluster.py [--steps 30] [--device cpu] [--json FILE]
+    python -m benchmarks.cluster [--steps 30] [--device cpu] [--json FILE]
 """
 
 import argparse
@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from real_shape import write_model
 
+from benchmarks.real_shape import write_model
+from benchmarks.trainers import PHASE
 from tidemill.algorithms.losses.cross_entropy import CrossEntropyLoss
 from tidemill.cluster.ray.cluster import RayCluster
 from tidemill.cluster.ray.private import PrivateCluster
@@ -37,13 +38,7 @@ from tidemill.contracts.workers import Place
 from tidemill.engines.transformers.engine import TransformersEngine
 from tidemill.errors import WorkerError
 from tidemill.residency.manager import LeaseManager
-from tidemill.trainers.common.schedule import PhaseSettings
 from tidemill.trainers.fsdp.trainer import FsdpTrainer
-
-PHASE = PhaseSettings(
-    lr=1e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, schedule="constant", warm_up_steps=0, min_ratio=1.0,
-    total_steps=1000,
-)  # fmt: skip
 
 
 class Timed:

@@ -5,7 +5,7 @@ Case `short-answers`: Qwen3 of 0.8M parameters (4 layers, hidden 128), 32 prompt
 first round is reported as `first`, the others as their median. `verified` says that the engine's log-probs equal those
 of a full forward within 1e-4 nats; the other arms are as they are.
 
-    OMP_NUM_THREADS=2 python benchmarks/generate.py [--rounds 7] [--json FILE]
+    OMP_NUM_THREADS=2 python -m benchmarks.generate [--rounds 7] [--json FILE]
 """
 
 import argparse

@@ -3,7 +3,7 @@
 Reads a run folder, so any run can be looked at. `overhead` is over all steps of the run, `overhead_rl` and its parts
 over those with a rollout; steps with an evaluation are left out.
 
-    python benchmarks/loop.py runs/quickstart [--json FILE]
+    python -m benchmarks.loop runs/quickstart [--json FILE]
 """
 
 import argparse

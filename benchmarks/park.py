@@ -5,13 +5,12 @@ ranks makes the same steps and neither sleeps nor parks: `verified` says that me
 the end are equal to the last bit. Device memory is what the driver reports as used, other processes included.
 `first_collective` is the first one in the world, part of `revive`; `park` and `revive` include waiting for the others.
 
-    python benchmarks/park.py [--device cuda] [--shape qwen3-1.7b] [--cycles 5] [--json FILE]
+    python -m benchmarks.park [--device cuda] [--shape qwen3-1.7b] [--cycles 5] [--json FILE]
 """
 
 import argparse
 import gc
 import json
-import multiprocessing
 import os
 import statistics
 import sys
@@ -23,46 +22,21 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import xxhash
-from real_shape import SHAPES, write_model
 from torch.distributed import distributed_c10d
 
+from benchmarks.processes import new_processes
+from benchmarks.real_shape import SHAPES, write_model
+from benchmarks.trainers import DEADLINE, make_batch, make_trainer
 from tidemill.algorithms.losses.cross_entropy import CrossEntropyLoss
-from tidemill.contracts.batch import Batch
-from tidemill.contracts.events import ignore
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.workers import Place
 from tidemill.residency.groups import ProcessGroups, open_rendezvous
-from tidemill.trainers.common.schedule import PhaseSettings
-from tidemill.trainers.fsdp.trainer import FsdpTrainer
 from tidemill.units import MIB
 
 RANKS = 2
-DEADLINE = 300.0
-PHASE = PhaseSettings(
-    lr=1e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, schedule="constant", warm_up_steps=0, min_ratio=1.0,
-    total_steps=1000,
-)  # fmt: skip
 Figures = dict[str, list[float]]
-
-
-def make_batch(step: int, words: int) -> Batch:
-    """Sixteen rows of 33 to 192 tokens, the same on every rank."""
-    dice = np.random.default_rng(step)
-    lengths = dice.integers(33, 193, 16)
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    mask = np.ones(offsets[-1], dtype=bool)
-    mask[offsets[:-1]] = False
-    return Batch(
-        token_ids=dice.integers(0, words, offsets[-1]),
-        offsets=offsets,
-        loss_mask=mask,
-        logprobs=np.full(offsets[-1], -1.0, dtype=np.float32),
-        advantages=np.ones(offsets[-1], dtype=np.float32),
-        metrics={},
-    )
 
 
 class Rank:
@@ -71,19 +45,7 @@ class Rank:
     def __init__(self, place: Place, model: Path) -> None:
         self.device = torch.device(place.device)
         self.figures: Figures = {}
-        self.trainer = FsdpTrainer(
-            model=model,
-            place=place,
-            compute_dtype="bfloat16" if place.device == "cuda" else "float32",
-            tokens_per_micro_batch=2048,
-            minibatches=1,
-            recompute=True,
-            max_grad_norm=1.0,
-            phases={"rl": PHASE},
-            page_bytes=64 * MIB,
-            deadline=DEADLINE,
-            emit=ignore,
-        )
+        self.trainer = make_trainer(model, place)
         self.trainer.gate.open(Part.ALL)
         self.trainer.begin("rl")
 
@@ -174,17 +136,6 @@ def live(place: Place, model: Path, cycles: int, parking: bool, answer: Connecti
         metrics.append(rank.step(number + 1))
     answer.send((metrics, rank.checksums(), rank.figures))
     rank.trainer.close()
-
-
-def new_processes(device: str) -> Any:
-    """How to start them: on a CPU as forks of one that has imported everything, which no user of a GPU may be."""
-    if device == "cuda":
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["tidemill.trainers.fsdp.trainer", "torch._dynamo", "transformers.models.qwen3.modeling_qwen3"]
-    )
-    return context
 
 
 def run_ranks(arguments: argparse.Namespace, model: Path, *, parking: bool) -> list[tuple[Any, Any, Figures]]:

@@ -5,7 +5,7 @@ trainer a step, a checkpoint in the middle. Rates of sleep and wake are given as
 reaches, measured before and after in the same process. `verified` says that the last checkpoint was read back
 whole and the exported model holds its weights.
 
-    python benchmarks/real_shape.py --shape qwen3-0.6b --steps 8 [--device cuda] [--json FILE]
+    python -m benchmarks.real_shape --shape qwen3-0.6b --steps 8 [--device cuda] [--json FILE]
 """
 
 import argparse
@@ -26,6 +26,7 @@ from tidemill.testing.tiny import EOS_ID, PAD_ID, make_tiny_tokenizer, sort_digi
 # hidden, layers, heads, kv heads, head size, intermediate, vocabulary
 SHAPES = {
     "tiny": (64, 2, 4, 4, 16, 192, 512),
+    "qwen3-29m": (512, 8, 8, 4, 64, 1536, 8192),
     "qwen3-0.6b": (1024, 28, 16, 8, 128, 3072, 151_936),
     "qwen3-1.7b": (2048, 28, 16, 8, 128, 6144, 151_936),
 }

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "park.py"
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
 def test_the_benchmark_of_parking_writes_verified_lines(tmp_path: Path) -> None:
     file = tmp_path / "lines.jsonl"
-    command = [sys.executable, SCRIPT, "--device", "cpu", "--cycles", "2", "--json", file]
-    subprocess.run(command, capture_output=True, text=True, check=True, timeout=280)
+    command = [sys.executable, "-m", "benchmarks.park", "--device", "cpu", "--cycles", "2", "--json", file]
+    subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=280)
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     found = {(line["metric"], line["cycle"]): line["value"] for line in lines}
     assert all(line["benchmark"] == "park" and line["verified"] for line in lines)

@@ -1,0 +1,103 @@
+"""One arm's process: sleep and wake some times between two measurements of the limit, and check the contents."""
+
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from benchmarks.bus import Copies, plain_copies, timed
+from benchmarks.offload.arms import Arm, Settings, build
+from benchmarks.outside import forget_host_peak, host_peak
+
+__all__ = ["ASLEEP", "BEGUN", "Found", "go_through"]
+
+BEGUN, ASLEEP = "begun", "asleep"
+"""What a process says when it waits to be looked at: with its context and nothing else, and while it sleeps."""
+_PATIENCE = 300.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """Of one process. Seconds by cycle; `limits` are plain copies of all live bytes before the cycles and after.
+
+    `kept` are bytes on the device that the arm knows of while asleep; `host_peak` is by how much the process grew at
+    most on the host, of the arm's doing.
+    """
+
+    bytes: int
+    prepare: float
+    sleep: list[float]
+    wake: list[float]
+    limits: tuple[Copies, Copies]
+    kept: float
+    host_peak: float
+    verified: bool
+
+
+def go_through(pipe: Connection, arm_name: str, settings: Settings, cycles: int, barrier: Any) -> None:
+    """The life of the process; several ranks do each timed thing at the same moment.
+
+    Contents are compared after the first wake, then changed, and compared again after the last one: nobody passes who
+    copies only once.
+    """
+    device = torch.device(settings[0].device)
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    torch.ones(1, device=device)
+    _look_at_me(pipe, BEGUN)
+    start = host_peak()
+    arm, prepare = build(arm_name, settings)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    made = host_peak()
+    before = _limit(arm.bytes, device, barrier)
+    forget_host_peak()
+    sleep, wake, kept, right = _cycles(arm, cycles, device, pipe, barrier)
+    grown = max(made, host_peak()) - start
+    after = _limit(arm.bytes, device, barrier)
+    arm.close()
+    pipe.send(
+        Found(
+            bytes=arm.bytes,
+            prepare=prepare,
+            sleep=sleep,
+            wake=wake,
+            limits=(before, after),
+            kept=kept,
+            host_peak=grown,
+            verified=right,
+        )
+    )
+
+
+def _look_at_me(pipe: Connection, what: str) -> None:
+    pipe.send(what)
+    pipe.recv()
+
+
+def _limit(size: int, device: torch.device, barrier: Any) -> Copies:
+    barrier.wait(_PATIENCE)
+    return plain_copies(size, device)
+
+
+def _cycles(
+    arm: Arm, cycles: int, device: torch.device, pipe: Connection, barrier: Any
+) -> tuple[list[float], list[float], float, bool]:
+    sleep: list[float] = []
+    wake: list[float] = []
+    kept, right, before = 0.0, True, arm.fingerprint()
+    for cycle in range(cycles):
+        barrier.wait(_PATIENCE)
+        sleep.append(timed(device, lambda now=cycle: arm.sleep(now)))
+        kept = max(kept, arm.kept())
+        if cycle in (0, cycles - 1):
+            _look_at_me(pipe, ASLEEP)
+        barrier.wait(_PATIENCE)
+        wake.append(timed(device, arm.wake))
+        if cycle in (0, cycles - 1):
+            right = right and arm.fingerprint() == before
+        if cycle == 0:
+            arm.change()
+            before = arm.fingerprint()
+    return sleep, wake, kept, right
