@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tests.crash.small_run import recipe
+from tests.crash.small_run import prepare, recipe
 
 from tidemill.app.assemble import assembled
 from tidemill.app.build import build_cluster
@@ -37,6 +37,11 @@ __all__ = [
 
 SMALL = "tests.residency.real_run:SmallClusterSettings"
 SPAWNED = "cluster.use=tidemill.testing.spawned_cluster:SpawnedClusterSettings"
+REWARD = '''
+def score(trajectories):
+    """Varies within a group, so that every step moves the weights."""
+    return [sum(map(ord, str(t))) % 7 / 7 for t in trajectories]
+'''
 _WORK = {("train", "trainer"): "trainer.step", ("update_weights", "engine"): "update_weights"}
 
 
@@ -81,6 +86,13 @@ class Watching(FakeRecorder):
         return [event.text for event in self.events if isinstance(event, Notice)]
 
 
+def prepare_learning(base: Path) -> Path:
+    """The small run's model and rows, and a reward under which every step changes the weights."""
+    prepare(base)
+    (base / "reward.py").write_text(REWARD)
+    return base
+
+
 @contextlib.contextmanager
 def real_parts(base: Path, recorder: Watching, *words: str) -> Iterator[Parts]:
     """Every part as the settings of the small run, and `words`, say."""
@@ -94,26 +106,28 @@ def real_parts(base: Path, recorder: Watching, *words: str) -> Iterator[Parts]:
 
 
 def moves_of(events: list[Event], *tenants: Tenant) -> list[str]:
-    """Transitions, updates and hand-overs in the order in which they ended; of parts, those that a tenant has."""
-    present = {tenant.name: [part for part in Part.ALL if tenant.footprint(part)] for tenant in tenants}
-    return [text for event in events if (text := _move(event, present))]
+    """Transitions, updates and hand-overs in the order in which they ended; of parts, those that a tenant has.
+
+    A swap is the two transitions that it is.
+    """
+    present = {tenant.name: [part.words() for part in Part.ALL if tenant.footprint(part)] for tenant in tenants}
+    return [move for event in events for move in _moves(event, present)]
 
 
-def _move(event: Event, present: dict[str, list[Part]]) -> str:
-    if isinstance(event, PhaseDone):
-        return _WORK.get((event.name, event.owner), "")
-    if not isinstance(event, Transition):
-        return ""
-    what, _, parts = event.what.removesuffix(")").partition("(")
-    if not parts:
-        return what
-    moved = [part.words() for part in present[event.owner] if parts == "all" or part.words() in parts.split(", ")]
-    return f"{what}({', '.join(moved)})"
+def _moves(event: Event, present: dict[str, list[str]]) -> Iterator[str]:
+    if isinstance(event, PhaseDone) and (event.name, event.owner) in _WORK:
+        yield _WORK[event.name, event.owner]
+    if isinstance(event, Transition):
+        for one in event.what.split(" and "):
+            what, _, parts = one.removesuffix(")").partition("(")
+            owner = what.partition(".")[0]
+            moved = [part for part in present[owner] if parts == "all" or part in parts.split(", ")]
+            yield f"{what}({', '.join(moved)})" if parts else what
 
 
 def weights_now(parts: Parts) -> dict[str, bytes]:
     """Every weight of the trainer, which must be leased."""
-    return {name: tensor.numpy().tobytes() for name, tensor in parts.trainer.named_weights()}
+    return {name: tensor.clone().numpy().tobytes() for name, tensor in parts.trainer.named_weights()}
 
 
 def saved_weights(base: Path, step: int) -> dict[str, bytes]:
