@@ -27,7 +27,8 @@ import xxhash
 from torch.distributed import distributed_c10d
 
 from benchmarks.processes import new_processes
-from benchmarks.real_shape import SHAPES, write_model
+from benchmarks.real_shape import write_model
+from benchmarks.shapes import SHAPES
 from benchmarks.trainers import DEADLINE, make_batch, make_trainer
 from tidemill.algorithms.losses.cross_entropy import CrossEntropyLoss
 from tidemill.contracts.footprint import Part

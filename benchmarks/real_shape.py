@@ -21,15 +21,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3Config
 
+from benchmarks.shapes import SHAPES
 from tidemill.testing.tiny import EOS_ID, PAD_ID, make_tiny_tokenizer, sort_digits_problem
-
-# hidden, layers, heads, kv heads, head size, intermediate, vocabulary
-SHAPES = {
-    "tiny": (64, 2, 4, 4, 16, 192, 512),
-    "qwen3-29m": (512, 8, 8, 4, 64, 1536, 8192),
-    "qwen3-0.6b": (1024, 28, 16, 8, 128, 3072, 151_936),
-    "qwen3-1.7b": (2048, 28, 16, 8, 128, 6144, 151_936),
-}
 
 
 def write_model(folder: Path, shape: str) -> None:

@@ -32,7 +32,8 @@ from benchmarks.offload.cases import Case
 from benchmarks.offload.runs import Eye, Round, figures_of, limit_figures, onlookers, run_arm
 from benchmarks.offload.swaps import run_swaps
 from benchmarks.processes import new_processes
-from benchmarks.real_shape import SHAPES, write_model
+from benchmarks.real_shape import write_model
+from benchmarks.shapes import SHAPES
 from tidemill.residency.savers.host_arena import HostArenaSaver
 from tidemill.units import GIB
 

@@ -3,16 +3,12 @@
 import importlib.util
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from benchmarks.offload.cases import Case, Memory, fingerprint, make
-from benchmarks.trainers import make_batch, make_trainer, state_of
-from tidemill.algorithms.losses.cross_entropy import CrossEntropyLoss
 from tidemill.contracts.footprint import Part
-from tidemill.contracts.workers import Place
 from tidemill.residency.savers.host_arena import HostArenaSaver
 from tidemill.units import MIB
 
@@ -105,44 +101,6 @@ class Tidemill(OfMemory):
         self.saver.close()
 
 
-class Trainer:
-    """The trainer itself, one rank of it: its own sleep and wake, and a step to change the contents."""
-
-    def __init__(self, settings: Settings) -> None:
-        case, model, rendezvous = settings
-        place = Place(rank=case.rank, ranks=case.ranks, device=case.device, rendezvous=rendezvous)
-        self.trainer = make_trainer(Path(model), place)
-        self.trainer.gate.open(Part.ALL)
-        self.trainer.begin("rl")
-        self.change()
-        self.bytes = sum(tensor.nbytes for tensor in state_of(self.trainer))
-
-    def sleep(self, cycle: int) -> None:
-        """A trainer copies what changed since it last slept: without a step between, it is told that it did."""
-        self.trainer._version += 1
-        self.trainer.sleep()
-
-    def wake(self) -> None:
-        """All parts."""
-        self.trainer.wake_up(Part.ALL)
-
-    def kept(self) -> float:
-        """By its own account."""
-        return float(self.trainer.footprint(self.trainer.resident()))
-
-    def change(self) -> None:
-        """One step."""
-        self.trainer.step(make_batch(0, self.trainer.vocabulary), CrossEntropyLoss())
-
-    def fingerprint(self) -> list[int]:
-        """Of parameters, buffers and moments."""
-        return fingerprint(state_of(self.trainer))
-
-    def close(self) -> None:
-        """Unpin, and end process groups."""
-        self.trainer.close()
-
-
 class PerTensor(OfMemory):
     """Each tensor to the host and back by itself; views are not made, they would not survive it."""
 
@@ -226,5 +184,9 @@ def cycles_of(arm: str, cycles: int, device: str) -> int:
 def build(arm: str, settings: Settings) -> tuple[Arm, float]:
     """The arm, awake, and the seconds that it took to make it with its contents."""
     began = time.perf_counter()
-    made = Trainer(settings) if arm == "tidemill" and settings[0].name == "fsdp" else ARMS[arm](settings)
-    return made, time.perf_counter() - began
+    if arm == "tidemill" and settings[0].name == "fsdp":
+        # Processes that need no model start sooner without its libraries.
+        from benchmarks.offload.trainer_arm import Trainer
+
+        return Trainer(settings), time.perf_counter() - began
+    return ARMS[arm](settings), time.perf_counter() - began

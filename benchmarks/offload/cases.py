@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from benchmarks.real_shape import SHAPES
+from benchmarks.shapes import parameter_shapes
 from tidemill.units import MIB
 from tidemill.weights.checksum import checksum
 
@@ -114,13 +114,3 @@ def _flat(case: Case) -> Memory:
         views.append(piece.view(torch.float32) if number % 4 == 3 else piece)
         start += part * unit
     return Memory([buffer, *(_filled(count, torch.float32, case.device) for _ in range(3))], views)
-
-
-def parameter_shapes(name: str) -> list[tuple[int, ...]]:
-    """Of a tied Qwen3 model."""
-    hidden, layers, heads, kv_heads, size, intermediate, vocabulary = SHAPES[name]
-    layer: list[tuple[int, ...]] = [
-        (heads * size, hidden), (kv_heads * size, hidden), (kv_heads * size, hidden), (hidden, heads * size),
-        (size,), (size,), (intermediate, hidden), (intermediate, hidden), (hidden, intermediate), (hidden,), (hidden,),
-    ]  # fmt: skip
-    return [(vocabulary, hidden), *(layer * layers), (hidden,)]

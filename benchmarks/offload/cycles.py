@@ -1,5 +1,6 @@
 """One arm's process: sleep and wake some times between two measurements of the limit, and check the contents."""
 
+import functools
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -14,7 +15,7 @@ __all__ = ["ASLEEP", "BEGUN", "Found", "go_through"]
 
 BEGUN, ASLEEP = "begun", "asleep"
 """What a process says when it waits to be looked at: with its context and nothing else, and while it sleeps."""
-_PATIENCE = 300.0
+_PATIENCE = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,15 @@ def go_through(pipe: Connection, arm_name: str, settings: Settings, cycles: int,
     Contents are compared after the first wake, then changed, and compared again after the last one: nobody passes who
     copies only once.
     """
+    try:
+        pipe.send(_found(pipe, arm_name, settings, cycles, barrier))
+    except BaseException:
+        # Else the other ranks would wait, on a device that somebody pays for.
+        barrier.abort()
+        raise
+
+
+def _found(pipe: Connection, arm_name: str, settings: Settings, cycles: int, barrier: Any) -> Found:
     device = torch.device(settings[0].device)
     if device.type == "cpu":
         torch.set_num_threads(1)
@@ -48,8 +58,6 @@ def go_through(pipe: Connection, arm_name: str, settings: Settings, cycles: int,
     _look_at_me(pipe, BEGUN)
     start = host_peak()
     arm, prepare = build(arm_name, settings)
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
     made = host_peak()
     before = _limit(arm.bytes, device, barrier)
     forget_host_peak()
@@ -57,18 +65,24 @@ def go_through(pipe: Connection, arm_name: str, settings: Settings, cycles: int,
     grown = max(made, host_peak()) - start
     after = _limit(arm.bytes, device, barrier)
     arm.close()
-    pipe.send(
-        Found(
-            bytes=arm.bytes,
-            prepare=prepare,
-            sleep=sleep,
-            wake=wake,
-            limits=(before, after),
-            kept=kept,
-            host_peak=grown,
-            verified=right,
-        )
+    return Found(
+        bytes=arm.bytes,
+        prepare=prepare,
+        sleep=sleep,
+        wake=wake,
+        limits=(before, after),
+        kept=kept,
+        host_peak=grown,
+        verified=right,
     )
+
+
+def _fingerprint(arm: Arm, device: torch.device) -> list[int]:
+    """Of all contents; what it took of the device is nobody's residue."""
+    found = arm.fingerprint()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return found
 
 
 def _look_at_me(pipe: Connection, what: str) -> None:
@@ -86,18 +100,18 @@ def _cycles(
 ) -> tuple[list[float], list[float], float, bool]:
     sleep: list[float] = []
     wake: list[float] = []
-    kept, right, before = 0.0, True, arm.fingerprint()
+    kept, right, before = 0.0, True, _fingerprint(arm, device)
     for cycle in range(cycles):
         barrier.wait(_PATIENCE)
-        sleep.append(timed(device, lambda now=cycle: arm.sleep(now)))
+        sleep.append(timed(device, functools.partial(arm.sleep, cycle)))
         kept = max(kept, arm.kept())
         if cycle in (0, cycles - 1):
             _look_at_me(pipe, ASLEEP)
         barrier.wait(_PATIENCE)
         wake.append(timed(device, arm.wake))
         if cycle in (0, cycles - 1):
-            right = right and arm.fingerprint() == before
+            right = _fingerprint(arm, device) == before and right
         if cycle == 0:
             arm.change()
-            before = arm.fingerprint()
+            before = _fingerprint(arm, device)
     return sleep, wake, kept, right

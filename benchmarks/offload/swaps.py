@@ -107,6 +107,8 @@ def _swap_and_back(pipe: Connection, case: Case, cycles: int) -> None:
         torch.set_num_threads(1)
     one, other = Pieced("one", case), Pieced("other", case)
     right = [tenant.arm.fingerprint() for tenant in (one, other)]
+    if case.device == "cuda":
+        torch.cuda.empty_cache()
     other.sleep()
     seconds: Seconds = {}
     copies = [plain_copies(one.arm.bytes, device)]
@@ -137,7 +139,7 @@ def _wake(tenant: Pieced, device: torch.device) -> tuple[float, float]:
     saver.restore(Part.ALL, wait=False)
     saver.arrived(["tensor/0"])
     first = time.perf_counter() - began
-    return first, first + timed(device, saver.wait)
+    return first, first + timed(device, lambda: saver.arrived(saver.ledger.names()))
 
 
 def _note(seconds: Seconds, name: str, value: float) -> None:

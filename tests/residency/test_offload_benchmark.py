@@ -92,6 +92,22 @@ def test_an_arm_that_loses_contents_or_its_process_is_reported_as_failing(
     assert bool(rounds) or "SystemExit: 3" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_a_hand_over_keeps_every_bit_and_grows_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "lines.jsonl"
+    words = ["--device", "cpu", "--shape", "tiny", "--cycles", "4", "--json", file]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.handover", *words],
+        cwd=ROOT, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert all(set(line) == SHAPE and line["benchmark"] == "handover" and line["verified"] for line in lines)
+    found = {(line["metric"], line["cycle"]): line["value"] for line in lines}
+    assert {("whole_ratio", "first"), ("whole", "median"), ("trainer.sleep", "first")} <= set(found)
+    assert all(found[f"{name}_growth", "median"] <= 0 for name in ("pages", "threads", "files"))
+
+
 def test_what_could_not_be_measured_is_null(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figure = Figure(
         benchmark="b", arm="a", case="c", metric="m", value=float("nan"), unit="u", cycle="first", verified=False
