@@ -56,9 +56,9 @@ class LiveWeights:
 
     def _install(self) -> None:
         """Put views of the slab where the model had tensors on the meta device."""
-        self._views = {name: _view(self._slab, *place) for name, place in self._layout.items()}
+        views = {name: _view(self._slab, *place) for name, place in self._layout.items()}
         parameters = {
-            id(parameter): torch.nn.Parameter(self._views[name], requires_grad=False)
+            id(parameter): torch.nn.Parameter(views[name], requires_grad=False)
             for name, parameter in self._model.named_parameters()
         }
         for path, module in self._model.named_modules():
@@ -66,7 +66,8 @@ class LiveWeights:
             for name, parameter in list(module.named_parameters(recurse=False)):
                 setattr(module, name, parameters[id(parameter)])
             for name, _ in list(module.named_buffers(recurse=False)):
-                setattr(module, name, self._views[f"{path}.{name}"])
+                setattr(module, name, views[f"{path}.{name}"])
+        self._views = views
 
     @property
     def resident(self) -> bool:
@@ -87,6 +88,14 @@ class LiveWeights:
         """Allocate the slab and write the computed buffers; nothing happens when it is there already."""
         if self.resident:
             return
+        try:
+            self._allocate()
+        except BaseException:
+            # It would pass for one that is ready, with anything in its buffers.
+            self.release()
+            raise
+
+    def _allocate(self) -> None:
         if self._views:
             self._slab.untyped_storage().resize_(self.nbytes)
         else:
