@@ -60,6 +60,36 @@ def test_the_benchmark_writes_verified_lines_a_table_and_a_picture(tmp_path: Pat
     assert "unit" in done.stdout
 
 
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_what_an_arm_leaves_on_a_gpu_is_seen_from_outside(tmp_path: Path) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    file = tmp_path / "lines.jsonl"
+    words = [
+        "--device",
+        "cuda",
+        "--case",
+        "large",
+        "--gib",
+        "0.5",
+        "--cycles",
+        "3",
+        "--rounds",
+        "1",
+        "--arm",
+        "tidemill",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.offload", *words, "--json", file],
+        cwd=ROOT, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = {line["metric"]: line["value"] for line in map(json.loads, file.read_text().splitlines())}
+    assert 0.1 < found["context"] < 1.5
+    assert found["left"] < 0.0625 and found["kept"] == 0
+
+
 @pytest.mark.parametrize("name", ["large", "small", "flat", "fsdp"])
 def test_a_case_has_the_bytes_that_were_asked_for_each_once(name: str) -> None:
     memory = make(case(name))
