@@ -48,11 +48,13 @@ def test_help_fits_a_screen_and_names_the_exit_codes(command: Command) -> None:
     lines = done.stdout.splitlines()
     assert done.returncode == 0
     assert len(lines) <= 24 and max(map(len, lines)) <= 80
-    for word in ("run", "check", "rollout", "report", "ckpt", "model", "130", "143", "141", "70"):
+    for word in ("run", "check", "plan", "rollout", "report", "ckpt", "model", "130", "143", "141", "70"):
         assert word in done.stdout.split(), word
 
 
-@pytest.mark.parametrize("words", [["run"], ["check"], ["rollout"], ["report"], ["ckpt"], ["ckpt", "ls"], ["model"]])
+@pytest.mark.parametrize(
+    "words", [["run"], ["check"], ["plan"], ["rollout"], ["report"], ["ckpt"], ["ckpt", "ls"], ["model"]]
+)
 def test_every_verb_explains_itself(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([*words, "--help"])
@@ -86,9 +88,11 @@ def test_a_setting_that_is_too_long_for_a_file_name_is_a_setting(verb: Callable[
 
 
 def test_verbs_take_their_options(verb: Callable[..., Verb]) -> None:
-    rollout, ckpt, model = verb("rollout"), verb("ckpt"), verb("model")
+    plan, rollout, ckpt, model = verb("plan"), verb("rollout"), verb("ckpt"), verb("model")
     main(["rollout", "a.toml", "--out", "answers", "--limit", "3", "--json"])
     assert (rollout.given.out, rollout.given.limit, rollout.given.json) == (Path("answers"), 3, True)
+    main(["plan", "a.toml", "--device-memory", "80GiB", "--host-memory=1 TiB"])
+    assert (plan.given.device_memory, plan.given.host_memory, plan.given.json) == (80 << 30, 1 << 40, False)
     main(["ckpt", "verify", "runs/first", "--step", "50"])
     assert (ckpt.given.action, ckpt.given.run, ckpt.given.step) == ("verify", Path("runs/first"), 50)
     main(["ckpt", "export", "runs/first", "--out", "model", "--dtype", "bfloat16"])
@@ -104,6 +108,7 @@ def test_verbs_take_their_options(verb: Callable[..., Verb]) -> None:
         ["fly"],
         ["run"],
         ["run", "a.toml", "--frsh"],
+        ["plan", "a.toml", "--device-memory", "much"],
         ["report"],
         ["report", "a", "b"],
         ["rollout", "a.toml"],

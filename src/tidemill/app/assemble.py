@@ -30,7 +30,7 @@ from tidemill.data.demonstrations import Demonstrations
 from tidemill.data.prompt_source import PromptsPerStep
 from tidemill.data.tokenizer import Tokenizer
 from tidemill.engines.replay.engine import NoWeightSync, ReplayEngine
-from tidemill.planning.budget import NO_LIMIT, budget_for, check_budget
+from tidemill.planning.budget import NO_LIMIT, budget_for, check_budget, offload_mode
 from tidemill.planning.groups import parks_groups
 from tidemill.residency.manager import LeaseManager
 from tidemill.rollout.collect import RolloutCollector
@@ -174,8 +174,9 @@ def leases(config: RunConfig, cluster: Cluster, *, trainer: Trainer, engine: Rol
         manager = LeaseManager(budget=NO_LIMIT, emit=emit, deadline=config.residency.deadline)
         manager.admit(trainer)
         return manager
-    own = {mode for mode in (config.trainer.offload, config.engine.offload) if mode != "auto"}
-    mode = own.pop() if own else config.residency.offload
+    mode = offload_mode(
+        trainer=config.trainer.offload, engine=config.engine.offload, residency=config.residency.offload
+    )
     sizes = {
         "trainer_bytes": trainer.footprint(Part.ALL),
         "engine_weight_bytes": engine.footprint(Part.WEIGHTS),

@@ -13,6 +13,7 @@ from tidemill.config.cluster import ClusterSettings
 from tidemill.config.data import DataSettings
 from tidemill.config.engine import EngineSettings, replicas_for
 from tidemill.config.environment import EnvironmentSettings
+from tidemill.config.kinds import compute_dtype
 from tidemill.config.optimizer import OptimizerSettings, ScheduleSettings
 from tidemill.config.registry import implementation
 from tidemill.config.reward import FunctionRewardSettings, GuardedRewardSettings, RewardSettings
@@ -55,13 +56,6 @@ def _own(settings: Plug, seam: type[Plug]) -> dict[str, Any]:
 
 def _made(settings: Plug, seam: type[Plug], **values: Any) -> Any:
     return implementation(settings)(**values, **_own(settings, seam))
-
-
-def compute_dtype(wanted: str, device: str) -> str:
-    """`auto` is bfloat16 on a GPU and float32 elsewhere."""
-    if wanted != "auto":
-        return wanted
-    return "bfloat16" if device == "cuda" else "float32"
 
 
 def build_cluster(config: RunConfig, emit: Emit) -> Cluster:

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
+from tidemill.units import parse_bytes
+
 __all__ = ["parser"]
 
 _EXIT_CODES = """exit codes:
@@ -30,6 +32,7 @@ def parser() -> argparse.ArgumentParser:
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB", title="verbs")
     _verb(verbs, "run", "train, or go on from the newest checkpoint", _run)
     _verb(verbs, "check", "show all problems of settings, or each setting with its origin", _settings)
+    _verb(verbs, "plan", "show what a run takes of memory, before it starts", _plan)
     _verb(verbs, "rollout", "generate and score answers, without a trainer", _rollout)
     _verb(verbs, "report", "write the page of a run", _report)
     _verb(verbs, "ckpt", "list, verify or export checkpoints", _ckpt)
@@ -61,6 +64,14 @@ def _run(verb: argparse.ArgumentParser) -> None:
         "--fresh", action="store_true", help="start anew beside what run.dir holds; nothing is overwritten"
     )
     verb.add_argument("--quiet", action="store_true", help="show no progress, only what needs attention")
+
+
+def _plan(verb: argparse.ArgumentParser) -> None:
+    _settings(verb)
+    verb.add_argument(
+        "--device-memory", type=_size, metavar="SIZE", help="of one GPU, as 80GiB; default: the smallest one here"
+    )
+    verb.add_argument("--host-memory", type=_size, metavar="SIZE", help="of the host; default: what can be had here")
 
 
 def _rollout(verb: argparse.ArgumentParser) -> None:
@@ -99,6 +110,13 @@ def _model(verb: argparse.ArgumentParser) -> None:
     bring.add_argument("source", metavar="SOURCE", help="GGUF file, or folder in the Hugging Face layout")
     bring.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write; it must not exist")
     _json(bring)
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _count(text: str) -> int:

@@ -71,7 +71,7 @@ def parsed(argv: list[str]) -> argparse.Namespace:
     named = list(arguments.settings)
     unknown = [word for word in rest if not named or word.startswith("-")]
     if unknown:
-        hint = "; settings are written path=value" if arguments.verb in ("run", "check", "rollout") else ""
+        hint = "; settings are written path=value" if arguments.verb in ("run", "check", "plan", "rollout") else ""
         top.error(f"{arguments.verb} does not know {' '.join(unknown)}{hint}")
     named += rest
     arguments.files = [Path(word) for word in named if _is_file(word)]

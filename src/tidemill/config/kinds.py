@@ -34,6 +34,7 @@ __all__ = [
     "TokenIds",
     "absolute",
     "as_tuple",
+    "compute_dtype",
     "refuse",
 ]
 
@@ -160,3 +161,10 @@ Texts = Annotated[
 TokenIds = Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(as_tuple), Label("list of token ids")]
 Precision = Literal["auto", "float32", "bfloat16"]
 Offload = Literal["auto", "always", "never"]
+
+
+def compute_dtype(wanted: str, device: str) -> str:
+    """`auto` is bfloat16 on a GPU and float32 elsewhere."""
+    if wanted != "auto":
+        return wanted
+    return "bfloat16" if device == "cuda" else "float32"

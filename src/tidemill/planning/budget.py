@@ -5,12 +5,18 @@ import sys
 from tidemill.errors import ConfigError, ResidencyError
 from tidemill.units import format_bytes
 
-__all__ = ["AUTO_SHARE", "NO_LIMIT", "budget_for", "check_budget"]
+__all__ = ["AUTO_SHARE", "NO_LIMIT", "budget_for", "check_budget", "offload_mode"]
 
 NO_LIMIT = sys.maxsize
 
 # The rest is for the context, the allocator's slack, activations that no ledger lists, and other processes.
 AUTO_SHARE = 0.9
+
+
+def offload_mode(*, trainer: str, engine: str, residency: str) -> str:
+    """The mode that holds: the trainer's own or the engine's, which never contradict each other, else the common."""
+    own = {mode for mode in (trainer, engine) if mode != "auto"}
+    return own.pop() if own else residency
 
 
 def budget_for(

@@ -1,0 +1,35 @@
+"""`tidemill plan`: bytes by part and moment, on each device and in host memory, before anything is allocated."""
+
+import argparse
+import json
+import sys
+
+from tidemill.cli.streams import say
+from tidemill.config.load import load
+from tidemill.errors import ConfigError
+from tidemill.planning.machine import this_machine
+from tidemill.planning.plan import plan_of
+from tidemill.planning.verdict import problems
+
+__all__ = ["main"]
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """0 when the run fits, or nobody knows how much there is; 2 when it does not, with what to change."""
+    config = load(arguments.files, arguments.words).config
+    machine = this_machine(
+        device=config.run.device, device_bytes=arguments.device_memory, host_bytes=arguments.host_memory
+    )
+    plan = plan_of(config, machine)
+    found = problems(plan, config)
+    if arguments.json:
+        print(json.dumps({"fits": not found, "problems": found, **plan.to_json()}, indent=1))
+        return ConfigError.exit_code if found else 0
+    # rich takes a tenth of a second to load, which --json need not wait for.
+    from tidemill.planning.table import show
+
+    show(plan, sys.stdout)
+    if found:
+        sys.stdout.flush()
+        say("\n".join(f"tidemill: this run {problem}" for problem in found), sys.stderr)
+    return ConfigError.exit_code if found else 0

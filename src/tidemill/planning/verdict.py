@@ -1,0 +1,99 @@
+"""What of a plan cannot be, and which settings would change it."""
+
+from collections.abc import Callable, Iterator
+
+from tidemill.config.cluster import InlineClusterSettings
+from tidemill.config.run import RunConfig
+from tidemill.planning.moments import Moment
+from tidemill.planning.plan import Plan
+from tidemill.units import format_bytes
+
+__all__ = ["problems"]
+
+Lower = Callable[[str, RunConfig], Iterator[str]]
+
+_SHOWN = 3
+
+
+def problems(plan: Plan, config: RunConfig) -> list[str]:
+    """A sentence for each thing that does not fit; none when all is well, or nobody knows how much there is."""
+    return [*_of_budget(plan), *_of_devices(plan, config), *_of_host(plan, config)]
+
+
+def _of_budget(plan: Plan) -> Iterator[str]:
+    if plan.choice.refusal:
+        yield plan.choice.refusal
+
+
+def _of_devices(plan: Plan, config: RunConfig) -> Iterator[str]:
+    there = plan.machine.device_bytes
+    for seat in plan.seats:
+        if there is not None and seat.largest.bytes > there:
+            yield (
+                f"cannot fit into the {format_bytes(there)} of a GPU ({seat.name}): {_most(seat.largest)}; "
+                f"{_advice(seat.largest, plan, config, _lower)}"
+            )
+
+
+def _of_host(plan: Plan, config: RunConfig) -> Iterator[str]:
+    there, largest = plan.machine.host_bytes, plan.largest_on_host
+    if there is not None and largest.bytes > there:
+        yield (
+            f"cannot fit into the {format_bytes(there)} of host memory that can be had: {_most(largest)}; "
+            f"{_advice(largest, plan, config, _lower_on_host)}"
+        )
+
+
+def _largest(moment: Moment) -> list[tuple[str, int]]:
+    return sorted(moment.parts.items(), key=lambda part: -part[1])[:_SHOWN]
+
+
+def _most(moment: Moment) -> str:
+    parts = ", ".join(f"{name} {format_bytes(count)}" for name, count in _largest(moment))
+    return f"{moment.name} takes {format_bytes(moment.bytes)} ({parts})"
+
+
+def _advice(moment: Moment, plan: Plan, config: RunConfig, lower: Lower) -> str:
+    """What lowers the largest parts, in the order of their size, each setting once."""
+    found: dict[str, None] = {}
+    if not plan.choice.turns and plan.setup.shared and plan.setup.replicas:
+        found["set residency.offload=always, so that trainer and engine take turns"] = None
+    for name, _ in _largest(moment):
+        found |= dict.fromkeys(lower(name, config))
+    return "; ".join(found) or "choose a smaller model"
+
+
+def _lower(part: str, config: RunConfig) -> Iterator[str]:
+    """Settings that make a part smaller, with the values that they have."""
+    trainer, engine, sampling = config.trainer, config.engine, config.rollout.sampling
+    match part:
+        case "trainer/activations" | "trainer/logits":
+            yield f"lower trainer.tokens_per_micro_batch ({trainer.tokens_per_micro_batch})"
+            if part == "trainer/activations" and not trainer.recompute:
+                yield "set trainer.recompute=true"
+        case "trainer/weights" | "trainer/moments" | "trainer/gradients" | "trainer/loading":
+            if trainer.replicas > 1:
+                yield f"lower trainer.replicas ({trainer.replicas})"
+            with_ray = " with cluster.use=ray" if isinstance(config.cluster, InlineClusterSettings) else ""
+            yield f"raise trainer.ranks ({trainer.ranks}){with_ray}, over which these are cut"
+        case "engine/cache" | "engine/working":
+            yield (
+                f"lower engine.max_batch ({engine.max_batch}), data.max_prompt_tokens "
+                f"({config.data.max_prompt_tokens}) or rollout.sampling.max_new_tokens ({sampling.max_new_tokens})"
+            )
+        case "engine/weights":
+            if engine.dtype != "bfloat16":
+                yield f"set engine.dtype=bfloat16 (now {engine.dtype})"
+        case "trainer/copies":
+            yield "choose a smaller model"
+
+
+_STATE = {f"trainer/{name}" for name in ("weights", "moments", "gradients", "pages", "spare_pages", "copies")}
+
+
+def _lower_on_host(part: str, config: RunConfig) -> Iterator[str]:
+    """Cutting a state over more ranks of one host leaves the host as full as it was."""
+    if part in _STATE:
+        yield "choose a smaller model, or spread trainer.ranks over more hosts"
+    else:
+        yield from _lower(part, config)

@@ -1,0 +1,36 @@
+"""What the engine takes while it generates is never more than was planned (`tidemill.planning.generation`)."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.planning.test_memory_of_passes import peak_bytes
+
+from tidemill.contracts.engine import Request, Sampling
+from tidemill.contracts.events import ignore
+from tidemill.contracts.footprint import Part
+from tidemill.contracts.state import PolicyVersion
+from tidemill.engines.transformers.engine import TransformersEngine
+from tidemill.planning.decoder import decoder_of
+from tidemill.planning.generation import Generation, working_bytes
+from tidemill.planning.state import cache_bytes
+from tidemill.testing.tiny import make_tiny_model
+
+
+@pytest.mark.parametrize(("prompt", "new"), [(200, 8), (8, 200)])
+def test_generating_takes_at_most_what_was_planned(tmp_path: Path, prompt: int, new: int) -> None:
+    folder = make_tiny_model(tmp_path / "model", hidden=64, layers=3, heads=4, kv_heads=2)
+    engine = TransformersEngine(model=folder, device="cpu", dtype="float32", max_batch=8, emit=ignore)
+    engine.wake_up(Part.ALL)
+    engine.gate.open(Part.ALL)
+    engine.load_pretrained(PolicyVersion(1, 0))
+    requests = [Request(key=str(row), token_ids=tuple(range(4, 4 + prompt // 4 - row)) * 4) for row in range(8)]
+    if prompt < 16:
+        requests = [Request(key=str(row), token_ids=(5,) * (prompt - row % 2)) for row in range(8)]
+    sampling = Sampling(max_new_tokens=new, temperature=0.7, seed=0)
+    taken = peak_bytes(lambda: engine.generate(requests, sampling))
+    decoder = decoder_of(json.loads((folder / "config.json").read_text()))
+    generation = Generation(rows=8, prompt=prompt, new=new, itemsize=4)
+    cache = cache_bytes(decoder, positions=generation.positions, itemsize=4)
+    planned = cache + working_bytes(decoder, generation, cache=cache)
+    assert taken <= planned <= 3 * taken
