@@ -16,6 +16,7 @@ from tidemill.cluster.inline import InlineCluster
 from tidemill.config.cluster import ClusterSettings
 from tidemill.config.kinds import NonNegative
 from tidemill.config.load import load
+from tidemill.contracts.cluster import Cluster
 from tidemill.contracts.events import Event, Notice, PhaseDone, Transition
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.parts import Parts
@@ -66,10 +67,13 @@ class SmallCluster(InlineCluster):
 
 
 class Watching(FakeRecorder):
-    """Keeps every event, and calls `at_record` right after an update, within the trainer's lease."""
+    """Keeps every event, and calls `at_record` right after an update, within the trainer's lease.
 
-    def __init__(self) -> None:
-        super().__init__({})
+    `done` are the steps that earlier starts recorded.
+    """
+
+    def __init__(self, done: int = 0) -> None:
+        super().__init__({step: {} for step in range(done)})
         self.at_record: Callable[[int], None] = lambda step: None
 
     @contextlib.contextmanager
@@ -94,13 +98,15 @@ def prepare_learning(base: Path) -> Path:
 
 
 @contextlib.contextmanager
-def real_parts(base: Path, recorder: Watching, *words: str) -> Iterator[Parts]:
-    """Every part as the settings of the small run, and `words`, say."""
+def real_parts(
+    base: Path, recorder: Watching, *words: str, place: Callable[[Cluster], Cluster] = lambda cluster: cluster
+) -> Iterator[Parts]:
+    """Every part as the settings of the small run, and `words`, say. `place` may stand before the cluster."""
     loaded = load([recipe(base, base / "run")], list(words))
     folder = RunFolder(loaded.config.run.dir)
     with contextlib.closing(build_cluster(loaded.config, recorder.emit)) as cluster:
         attempt = next_attempt(folder.root)
-        made = assembled(loaded, cluster, folder=folder, attempt=attempt, recorder=recorder, stop=FakeStop())
+        made = assembled(loaded, place(cluster), folder=folder, attempt=attempt, recorder=recorder, stop=FakeStop())
         with made as parts:
             yield parts
 

@@ -43,7 +43,7 @@ def held(parts: Parts) -> int:
 def test_a01_every_periodic_save_of_a_trainer_that_sleeps_by_itself_holds_the_weights_right_after_the_update(
     base: Path, mode: str, cluster: str
 ) -> None:
-    """A01, the fault of the beginning: saved weights, sleep after the save, and the next step, inline and over ranks."""
+    """A01, the fault of the beginning: saved weights, sleep after the save, the next step; inline and over ranks."""
     seen, right = Watching(), {}
     words = [] if cluster == "inline" else [SPAWNED, "trainer.ranks=2", "engine.replicas=1"]
     with real_parts(base, seen, *SHORT, f"checkpoint.mode={mode}", *words) as parts:
