@@ -20,11 +20,11 @@ def weight(position: int) -> int:
 def slow_word_sum(tensor: torch.Tensor, chunk: int) -> int:
     """The same in Python's integers."""
     raw = bytes(tensor.contiguous().view(-1).view(torch.uint8).tolist())
-    raw += bytes(-len(raw) % 8)
-    words = [int.from_bytes(raw[i : i + 8], "little") for i in range(0, len(raw), 8)]
+    raw += bytes(-len(raw) % 4)
+    words = [int.from_bytes(raw[i : i + 4], "little", signed=True) for i in range(0, len(raw), 4)]
     total = tensor.numel()
     for start in range(0, len(words), chunk):
-        part = sum(fold(word * SPREAD & MASK) * weight(i) for i, word in enumerate(words[start : start + chunk]))
+        part = sum(word * weight(i) for i, word in enumerate(words[start : start + chunk]))
         total = (total * SPREAD + part) & MASK
     return total
 

@@ -15,7 +15,7 @@ from tidemill import faults
 from tidemill.cluster.cuda_parcels import SharedStaging
 from tidemill.contracts.weights import WeightSource
 from tidemill.errors import WeightSyncError
-from tidemill.weights.checksum import checksum
+from tidemill.weights.checksum import Checksums
 from tidemill.weights.elements import torch_dtype
 from tidemill.weights.parcel import Entry, Parcel, aligned, host_bytes, write
 
@@ -115,12 +115,12 @@ class _Packing:
         self._staging = staging
         self._entries: list[Entry] = []
         self._flat = torch.empty(0, dtype=torch.uint8)
-        self._sums: dict[str, int] = {}
+        self._sums = Checksums()
 
     def add(self, entry: Entry, tensor: "Tensor") -> None:
         if not self._entries:
             self._flat = self._staging.buffer(tensor.device)
-        self._sums[entry.name] = checksum(write(self._flat, entry, tensor))
+        self._sums.add(entry.name, write(self._flat, entry, tensor))
         self._entries.append(entry)
 
     def parcel(self) -> Parcel:
@@ -132,7 +132,7 @@ class _Packing:
     def close(self) -> Mapping[str, int]:
         self._flat = torch.empty(0, dtype=torch.uint8)
         self._staging.close()
-        return self._sums
+        return self._sums.take()
 
 
 class _Passing:

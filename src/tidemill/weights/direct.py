@@ -10,7 +10,7 @@ from tidemill.contracts.residency import Residency
 from tidemill.contracts.state import PolicyVersion
 from tidemill.contracts.weights import WeightReceiver, WeightSource
 from tidemill.errors import WeightSyncError
-from tidemill.weights.checksum import checksum
+from tidemill.weights.checksum import Checksums
 from tidemill.weights.comparing import compare_checksums
 from tidemill.weights.elements import torch_dtype
 from tidemill.weights.handing import handing_over
@@ -39,19 +39,21 @@ class DirectWeightSync:
 
     def _hand_over(self, trainer: WeightSource, engine: WeightReceiver, version: PolicyVersion) -> None:
         engine.begin_update()
-        sent: dict[str, int] = {}
+        sent = Checksums()
         engine.load_weights(_sending(trainer, torch_dtype(engine.dtype), sent))
-        compare_checksums(sent, engine.weight_checksums(), engine.name)
+        compare_checksums(sent.take(), engine.weight_checksums(), engine.name)
         faults.point("weights.publish")
         engine.publish(version)
 
 
-def _sending(trainer: WeightSource, dtype: torch.dtype, sent: dict[str, int]) -> Iterator[tuple[str, torch.Tensor]]:
+def _sending(trainer: WeightSource, dtype: torch.dtype, sent: Checksums) -> Iterator[tuple[str, torch.Tensor]]:
     """The trainer's weights as they are; the checksum that each should have in the engine is noted in `sent`."""
+    names: set[str] = set()
     for name, tensor in trainer.named_weights():
         faults.point("weights.send.tensor")
-        if name in sent:
+        if name in names:
             raise WeightSyncError(f"the trainer hands out two weights named {name!r}")
         # The cast is for the checksum alone and gone at once: an engine may look at all tensors before it copies.
-        sent[name] = checksum(tensor.detach().to(dtype))
+        names.add(name)
+        sent.add(name, tensor.detach().to(dtype))
         yield name, tensor.detach()

@@ -29,7 +29,7 @@ from tidemill.residency.gate import TenantGate
 from tidemill.residency.leaks import leak_gate
 from tidemill.residency.residue import residue_of
 from tidemill.residency.transfer import CudaTransfer, HostTransfer
-from tidemill.weights.checksum import checksum
+from tidemill.weights.checksum import checksums
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -188,7 +188,7 @@ class TransformersEngine:
     def weight_checksums(self) -> Mapping[str, int]:
         """Checksum of each weight as it lies on the device, in the engine's dtype."""
         self._need(Part.WEIGHTS, "weight_checksums")
-        return {name: checksum(tensor) for name, tensor in self._weights.views().items()}
+        return checksums(self._weights.views().items())
 
     def publish(self, version: PolicyVersion) -> None:
         """Take on `version` and open generation."""
