@@ -38,7 +38,9 @@ def test_gradients_that_are_not_allocated_yet_do_not_count_as_memory_to_be_had(
         return 10_000, "enough"
 
     monkeypatch.setattr(assemble, "budget_for", budget_for)
-    cluster: Any = SimpleNamespace(shares_devices=True, free_bytes=lambda: 5_000)
+    cluster: Any = SimpleNamespace(
+        shares_devices=True, device="cpu", free_bytes=lambda: 5_000, park_groups=lambda parks: None
+    )
     events: list[Event] = []
     assemble.leases(loaded.config, cluster, trainer=trainer, engine=engine, emit=events.append)
     assert seen["device_bytes"] == 5_000 + 100 + 200

@@ -40,7 +40,7 @@ def test_every_command_in_the_docs_is_one_that_works(page: str, command: str, mo
     if words in (["--help"], ["--version"]):
         return
     told = parsed(words)
-    if told.verb in {"run", "check", "rollout"}:
+    if told.verb in {"run", "check", "plan", "rollout"}:
         load(told.files, told.words, check_files=False, training=told.verb != "rollout")
 
 
@@ -52,6 +52,6 @@ def test_pages_link_to_files_that_are_there() -> None:
 
 def test_every_verb_is_in_the_readme() -> None:
     readme = (ROOT / "README.md").read_text()
-    for verb in ("run", "check", "rollout", "report", "ckpt", "model"):
+    for verb in ("run", "check", "plan", "rollout", "report", "ckpt", "model"):
         assert f"tidemill {verb}" in readme
     assert arguments.parser().prog == "tidemill"

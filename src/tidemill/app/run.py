@@ -22,8 +22,10 @@ from tidemill.config.run import RunConfig
 from tidemill.contracts.events import Notice
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.parts import Parts
-from tidemill.errors import TidemillError
+from tidemill.errors import ConfigError, TidemillError
 from tidemill.loops import sync
+from tidemill.planning.machine import this_machine
+from tidemill.planning.plan import plan_of
 from tidemill.recorders.page.source import read_json
 from tidemill.recorders.report import write_report
 from tidemill.units import format_bytes
@@ -54,6 +56,7 @@ def run(loaded: Loaded, *, fresh: bool, quiet: bool, command: Sequence[str]) -> 
         try:
             with contextlib.closing(build_cluster(config, recorder.emit)) as cluster:
                 folder.write_manifest(settings=settings, attempt=attempt, command=command, device=cluster.device)
+                folder.write_plan(planned(config, cluster.device))
                 made = assembled(loaded, cluster, folder=folder, attempt=attempt, recorder=recorder, stop=stop)
                 with made as parts:
                     recorder.emit(Notice(text=header(config, parts, cluster.device)))
@@ -114,6 +117,14 @@ def told(folder: RunFolder, summary: Mapping[str, Any]) -> None:
             f"cannot write the summary and the page of the run to {folder.root}: {error}; what was saved is safe: free "
             f"the disk or make the folder writable, and start the same command again"
         ) from error
+
+
+def planned(config: RunConfig, device: str) -> dict[str, Any]:
+    """What the run is planned to take on `device`; empty for parts that nobody can plan for."""
+    try:
+        return plan_of(config, this_machine(device=device)).to_json()
+    except ConfigError:
+        return {}
 
 
 def with_origins(loaded: Loaded) -> dict[str, Any]:

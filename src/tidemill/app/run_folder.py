@@ -37,6 +37,7 @@ class RunFolder:
         self.export = root / "export"
         self.summary = root / "summary.json"
         self.manifest = root / "manifest.json"
+        self.plan = root / "plan.json"
 
     def set_aside(self) -> Path | None:
         """Move everything of earlier starts into `aside-N` in the same folder; None when there is nothing."""
@@ -78,6 +79,10 @@ class RunFolder:
                 "python": sys.executable.rsplit("/", 1)[-1],
             },
         )
+
+    def write_plan(self, values: Mapping[str, Any]) -> None:
+        """plan.json: what memory was planned at this start; empty when nobody could plan."""
+        self._write(self.plan, values)
 
     def write_summary(self, values: Mapping[str, Any]) -> None:
         """summary.json: the figures that a program reads when the run has ended."""

@@ -17,6 +17,7 @@ from typing import Any
 from tidemill.recorders.page.curves import curves, result_name
 from tidemill.recorders.page.moments import moments
 from tidemill.recorders.page.picked import picked
+from tidemill.recorders.page.planned import plan_caption, plan_rows
 from tidemill.recorders.page.source import Numbers, number_of, read_json, read_numbers, select_lines
 from tidemill.recorders.page.tables import checkpoint_rows, fact, moment, notice_items, setting_rows, text
 from tidemill.recorders.sentences import number
@@ -43,6 +44,7 @@ def write_report(run: Path) -> Path:
 def render(run: Path) -> str:
     """The page as a string: a pure function of the files in `run`."""
     manifest, summary = read_json(run / "manifest.json"), read_json(run / "summary.json")
+    plan = read_json(run / "plan.json")
     numbers = read_numbers(run)
     events = list(select_lines(run / "events.jsonl", {"checkpoint": None, "notice": None}))
     saves = [event for event in events if event["kind"] == "checkpoint"]
@@ -65,6 +67,8 @@ def render(run: Path) -> str:
         state=_state(numbers, summary, manifest),
         subtitle=_subtitle(manifest),
         facts=_facts(numbers, summary, saves),
+        plan=plan_rows(plan, numbers.timings),
+        planned=plan_caption(plan),
         checkpoints=checkpoint_rows(saves),
         notices=notice_items(notices),
         warnings=_count(sum(event.get("level") == "warning" for event in notices), "warning"),
