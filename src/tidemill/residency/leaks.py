@@ -36,6 +36,7 @@ TOLERANCE = 64 * MIB
 
 _WARM_UP = 2  # sleeps until everything has run once
 _SHOWN = 3
+_LOOKS = {1, 2, *(4**power for power in range(1, 20))}
 
 
 @dataclass(frozen=True)
@@ -134,12 +135,19 @@ def leak_gate(tenant: str, device: torch.device, *, stop: bool, emit: Emit) -> "
     return LeakGate(tenant, meter_of(device), stop=stop, warn=warn, slow=device.type == "cpu")
 
 
+def _kinds(kind: type[torch.Tensor]) -> Iterator[type[torch.Tensor]]:
+    yield kind
+    for below in kind.__subclasses__():
+        yield from _kinds(below)
+
+
 def _strangers(device: torch.device) -> Iterator[torch.Tensor]:
     """One tensor of each storage on `device` that nobody owns."""
     seen = {kept.tensor.untyped_storage().data_ptr() for kept in _owned_on(device)}
-    for found in gc.get_objects():
-        # By `type`, not `isinstance`: that asks lazy modules and proxies for attributes, which wakes them.
-        if not issubclass(type(found), torch.Tensor) or found.device.type != device.type:
+    # By `type`, not `isinstance`: that asks lazy modules and proxies for attributes, which wakes them, and is slower.
+    kinds = set(_kinds(torch.Tensor))
+    for found in [found for found in gc.get_objects() if type(found) in kinds]:
+        if found.device.type != device.type:
             continue
         try:
             storage = found.untyped_storage()
@@ -163,8 +171,8 @@ def _largest(device: torch.device) -> list[str]:
 class LeakGate:
     """Looked at by a tenant as it goes to sleep, when nothing but what it keeps should be alive.
 
-    `stop` says whether growth fails the sleep or is told to `warn`. A slow meter is asked at sleeps 1 to 4, 8, 16, 32
-    and so on: what grows at every step is found all the same.
+    `stop` says whether growth fails the sleep or is told to `warn`. A slow meter is asked at sleeps 1, 2, 4, 16, 64 and
+    so on: what grows at every step is found all the same.
     """
 
     def __init__(
@@ -192,7 +200,7 @@ class LeakGate:
         The first two sleeps say what is usual.
         """
         self._sleeps += 1
-        if self._slow and self._sleeps > 4 and self._sleeps & (self._sleeps - 1):
+        if self._slow and self._sleeps not in _LOOKS:
             return
         unowned = self._meter.unowned()
         if self._sleeps <= _WARM_UP:
