@@ -32,7 +32,7 @@ def write(path: Path, tensors: dict[str, TensorBytes]) -> dict[str, str]:
     return write_tensors(
         path,
         slots_of(tensors),
-        lambda name: tensors[name].data,
+        lambda name: tensors[name].pieces(),
         metadata={"format": "pt"},
         faults="checkpoint",
         advance=lambda count: None,

@@ -252,7 +252,14 @@ def _write_shards(
         else [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
     )
     for file, specs in zip(files, shards, strict=True):
-        write_tensors(work / file, lay_out(specs), read, metadata={"format": "pt"}, faults="export", advance=advance)
+        write_tensors(
+            work / file,
+            lay_out(specs),
+            lambda name: (read(name),),
+            metadata={"format": "pt"},
+            faults="export",
+            advance=advance,
+        )
     if count == 1:
         return
     total = sum(_size(spec) for specs in shards for spec in specs.values())

@@ -4,35 +4,42 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tidemill.checkpoint.safetensors_file import slots_of, write_tensors
-from tidemill.contracts.checkpoint import TensorBytes, TensorSpec
+from tidemill.contracts.checkpoint import HeldTensor, TensorSpec
 
 __all__ = ["LocalShard", "write_shard"]
 
 
 def write_shard(
-    path: Path, tensors: Mapping[str, TensorBytes], advance: Callable[[int], None], faults: str = "checkpoint"
+    path: Path,
+    tensors: Mapping[str, HeldTensor],
+    advance: Callable[[int], None],
+    faults: str = "checkpoint",
+    written: Callable[[str], None] = lambda name: None,
 ) -> dict[str, str]:
     """Create and fsync the safetensors file `path` of pieces in their own shapes; the checksum of each by name.
 
     The layout depends on names, dtypes and shapes alone, so that whoever knows those knows it too. `advance` is told
-    of bytes written and may raise to stop; `faults` is the prefix of the fault points passed. Raises CheckpointError
-    when bytes, dtype and shape of a piece do not agree, and OSError; what is at `path` then is the caller's to remove.
+    of bytes written and may raise to stop; `written` of each piece that is read no more; `faults` is the prefix of the
+    fault points passed. Raises CheckpointError when bytes, dtype and shape of a piece do not agree, and OSError; what
+    is at `path` then is the caller's to remove.
     """
     return write_tensors(
         path,
         slots_of(tensors),
-        lambda name: tensors[name].data,
+        lambda name: tensors[name].pieces(),
         metadata={},
         faults=faults,
         advance=advance,
+        written=written,
     )
 
 
 class LocalShard:
-    """Pieces in the memory of this process: a Shard."""
+    """Pieces in the memory of this process: a Shard. `written` is told of each that was written: see Snapshot."""
 
-    def __init__(self, tensors: Mapping[str, TensorBytes]) -> None:
+    def __init__(self, tensors: Mapping[str, HeldTensor], written: Callable[[str], None] = lambda name: None) -> None:
         self._tensors = tensors
+        self._written = written
 
     @property
     def specs(self) -> Mapping[str, TensorSpec]:
@@ -42,4 +49,4 @@ class LocalShard:
 
     def write(self, path: Path, advance: Callable[[int], None]) -> Mapping[str, str]:
         """See Shard."""
-        return write_shard(path, self._tensors, advance)
+        return write_shard(path, self._tensors, advance, written=self._written)

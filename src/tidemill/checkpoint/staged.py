@@ -92,7 +92,8 @@ def _files(part: str, snapshot: Snapshot) -> list[StagedFile]:
         raise CheckpointError(
             f"cannot save the part {part}: its snapshot has both tensors and shards; give one of them"
         )
-    shards: Sequence[Shard] = [LocalShard(snapshot.tensors)] if snapshot.tensors else snapshot.shards
+    local = [LocalShard(snapshot.tensors, snapshot.written)]
+    shards: Sequence[Shard] = local if snapshot.tensors else snapshot.shards
     files = [_file(part, index, len(shards), shard) for index, shard in enumerate(shards)]
     problems = cover_problems((file.name, file.specs) for file in files)
     if problems:

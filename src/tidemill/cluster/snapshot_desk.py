@@ -113,7 +113,7 @@ class SnapshotDesk:
         sums: Mapping[str, str] = {}
         failure = None
         try:
-            sums = write_shard(path, held.snapshot.tensors, job.advance)
+            sums = write_shard(path, held.snapshot.tensors, job.advance, written=held.snapshot.written)
         except Exception as error:
             failure = failure_of(error)
         with self._lock:

@@ -1,7 +1,7 @@
 """What can be saved, and the one who saves it."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,6 +10,7 @@ from tidemill.contracts.state import RunState
 
 __all__ = [
     "Checkpointer",
+    "HeldTensor",
     "Saved",
     "SavedTensor",
     "Shard",
@@ -18,6 +19,7 @@ __all__ = [
     "TensorBytes",
     "TensorSpec",
     "read_box",
+    "stretches",
 ]
 
 
@@ -57,6 +59,27 @@ class SavedTensor(Protocol):
         ...
 
 
+class HeldTensor(SavedTensor, Protocol):
+    """A tensor, or a rank's piece of one, in the memory of this process."""
+
+    @property
+    def spec(self) -> TensorSpec:
+        """What it is a piece of."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements. Copies nothing."""
+        ...
+
+    def pieces(self) -> Iterable[memoryview]:
+        """Its bytes, row-major, as flat views one behind the other; no copy of a tensor that lies row-major.
+
+        Raises CheckpointError when whoever held it for the reader was told that it is read no more.
+        """
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TensorBytes:
     """One tensor, or a rank's piece of one, as bytes in host memory. `dtype` is safetensors' name; row-major.
@@ -77,6 +100,15 @@ class TensorBytes:
         offset = (0,) * len(self.shape) if self.offset is None else self.offset
         return TensorSpec(dtype=self.dtype, shape=self.shape, whole=whole, offset=offset)
 
+    @property
+    def nbytes(self) -> int:
+        """See HeldTensor."""
+        return self.data.nbytes
+
+    def pieces(self) -> tuple[memoryview]:
+        """See HeldTensor."""
+        return (self.data,)
+
     def read(self, offset: tuple[int, ...], shape: tuple[int, ...]) -> memoryview:
         """See SavedTensor."""
         return read_box(self.data, self.shape, offset, shape)
@@ -92,11 +124,22 @@ def _tensor_bytes(dtype: str, shape: tuple[int, ...], data: bytes, *piece: tuple
 
 def read_box(data: memoryview, held: tuple[int, ...], offset: tuple[int, ...], shape: tuple[int, ...]) -> memoryview:
     """The box of `shape` at `offset` in a row-major tensor of shape `held`, flat; a view where it is one stretch."""
-    flat = data.cast("B") if data.nbytes else memoryview(b"")
-    count = math.prod(shape)
-    if count == 0:
+    if math.prod(shape) == 0:
         return memoryview(b"")
-    item = len(flat) // math.prod(held)
+    flat = data.cast("B") if data.nbytes else memoryview(b"")
+    starts, stretch = stretches(held, offset, shape, item=len(flat) // math.prod(held))
+    if len(starts) == 1:
+        return flat[starts[0] : starts[0] + stretch]
+    return memoryview(b"".join(flat[start : start + stretch] for start in starts))
+
+
+def stretches(
+    held: tuple[int, ...], offset: tuple[int, ...], shape: tuple[int, ...], *, item: int
+) -> tuple[list[int], int]:
+    """Where a box that is not empty lies in a row-major tensor of shape `held`: first bytes, and how many each time.
+
+    `item` is the bytes of an element.
+    """
     # Trailing dimensions taken whole make one stretch with the dimension before them.
     inner = len(shape)
     while inner > 0 and shape[inner - 1] == held[inner - 1]:
@@ -107,9 +150,7 @@ def read_box(data: memoryview, held: tuple[int, ...], offset: tuple[int, ...], s
     for dimension in range(outer):
         step = math.prod(held[dimension + 1 :]) * item
         starts = [start + index * step for start in starts for index in range(shape[dimension])]
-    if len(starts) == 1:
-        return flat[starts[0] : starts[0] + stretch]
-    return memoryview(b"".join(flat[start : start + stretch] for start in starts))
+    return starts, stretch
 
 
 class Shard(Protocol):
@@ -136,11 +177,15 @@ class Snapshot:
     `tensors` go into a safetensors file, `extra` (JSON values) into state.json. A part of several ranks has `shards`
     instead of tensors, one for each rank that has something to write; its `extra` says `ranks`, and in how many
     `replicas` of the whole they are, so that a change is told. `release` may be called from any thread, more than once.
+
+    Whoever reads `tensors` for the last time may say so of each by name, to `written`: what holds it is then free for
+    others before the rest is. From then on reading it again is refused, for another try at the same file too.
     """
 
-    tensors: Mapping[str, TensorBytes] = field(default_factory=dict)
+    tensors: Mapping[str, HeldTensor] = field(default_factory=dict)
     shards: Sequence[Shard] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
+    written: Callable[[str], None] = lambda name: None
     release: Callable[[], None] = lambda: None
 
 
