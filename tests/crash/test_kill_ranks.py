@@ -55,8 +55,8 @@ CHAINS = {
         "rollout.dump.write@4",
         "checkpoint.probe",
         "checkpoint.fsync-probe",
-        "run-folder.write@2",
-        "run-folder.fsync@2",
+        "run-folder.write@3",
+        "run-folder.fsync@3",
     ],
     "a rank that begins": [
         "trainer-1/worker.stand",
