@@ -134,3 +134,23 @@ def test_these_tests_notice_a_file_that_is_not_synced(make_rig: MakeRig, tmp_pat
     with armed(f"{step}=skip"):
         found = next(text for cut in range(count) for text in losses(make_rig, tmp_path, cut))
     assert found.startswith("I10")
+
+
+@pytest.mark.parametrize("point", ["checkpoint.fsync-manifest", "checkpoint.rename", "checkpoint.fsync-parent"])
+def test_a_first_save_that_failed_stops_no_later_start_whatever_is_lost(
+    make_rig: MakeRig, tmp_path: Path, point: str, ranks: int
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    with VolatileDisk(run, before=in_turn) as disk:
+        rig = make_rig(run / "checkpoints", on_failure="continue")
+        rig.restore()
+        with armed(f"{point}=disk-full"):
+            rig.run(2)
+        assert rig.statuses("failed") == [2] and rig.names() == []
+        for number, (name, choose) in enumerate(adversaries(7, 150)):
+            left = tmp_path / f"left-{number}"
+            disk.leave(left, choose)
+            again = make_rig(left / "checkpoints", attempt=2)
+            again.restore()
+            assert again.is_at(again.state.step), name
