@@ -15,6 +15,7 @@ from tidemill.checkpoint.manifest import MANIFEST
 from tidemill.checkpoint.stored import BrokenCheckpointError, StoredCheckpoint, read_checkpoint
 from tidemill.contracts.events import Emit, Notice
 from tidemill.errors import CheckpointError
+from tidemill.faults import skipped
 
 __all__ = [
     "Entry",
@@ -61,7 +62,8 @@ def checkpoint_name(step: int) -> str:
 
 def attempt_folder(folder: Path, step: int, attempt: int) -> Path:
     """Where a checkpoint is written before it gets its name."""
-    return folder / f"{checkpoint_name(step)}.{attempt}.tmp"
+    name = checkpoint_name(step)
+    return folder / (name if skipped("checkpoint.own-folder") else f"{name}.{attempt}.tmp")
 
 
 def trash_folder(entry: Entry, attempt: int) -> Path:

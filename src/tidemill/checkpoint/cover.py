@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tidemill.contracts.checkpoint import TensorSpec
+from tidemill.faults import skipped
 
 __all__ = ["cover_problems"]
 
@@ -18,6 +19,8 @@ def cover_problems(held: Iterable[tuple[str, Mapping[str, TensorSpec]]]) -> list
 
     Pieces without elements may lie anywhere within the whole. A long list ends with how many tensors more are wrong.
     """
+    if skipped("checkpoint.cover"):
+        return []
     pieces: dict[str, list[Held]] = {}
     for file, specs in held:
         for name, spec in specs.items():

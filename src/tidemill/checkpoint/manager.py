@@ -29,6 +29,7 @@ from tidemill.contracts.footprint import Part
 from tidemill.contracts.residency import Residency, Tenant
 from tidemill.contracts.state import RunState
 from tidemill.errors import CheckpointError
+from tidemill.faults import skipped
 
 __all__ = ["CheckpointManager"]
 
@@ -187,7 +188,8 @@ class CheckpointManager:
         self._writer.wait(float("inf") if last else self._grace)
 
     def _is_saved(self, state: RunState) -> bool:
-        return state.step in (self._writer.in_flight, self._writer.durable_step, self._restored_step)
+        saved = (self._writer.in_flight, self._writer.durable_step, self._restored_step)
+        return state.step in saved and not skipped("checkpoint.saved-once")
 
     def _begin(self, state: RunState, *, must: bool, limit: float) -> None:
         with phase(self._emit, "save_stall", "checkpoint"):
