@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tidemill.errors import ResidencyError
-from tidemill.residency.leaks import CpuMeter, CudaMeter, Kept, LeakGate, leak_gate, meter_of, own, uncounted_bytes
+from tidemill.residency.leaks import CpuMeter, CudaMeter, Kept, LeakGate, meter_of, own, uncounted_bytes
 from tidemill.residency.residue import GROUPS, NoResidue, residue_of
 from tidemill.units import MIB
 
@@ -46,15 +46,26 @@ def gate(meter: Readings, warnings: list[str], *, stop: bool = True, slow: bool 
 
 
 def test_what_was_there_at_the_first_two_sleeps_is_usual_and_growth_beyond_is_refused_with_the_largest() -> None:
-    meter = Readings()
-    looked_at = gate(meter, [])
+    meter, warnings = Readings(), list[str]()
+    looked_at = gate(meter, warnings)
     for meter.bytes in (100, 500, 505, 510, 300, 510):
         looked_at.check()
+    assert not warnings
     meter.bytes = 511
+    looked_at.check()
+    assert len(warnings) == 1
     with pytest.raises(ResidencyError, match=r"cannot put trainer to sleep: 511 B .* no owner, 11 B more .*float32"):
         looked_at.check()
     meter.bytes = 400
     looked_at.check()
+
+
+def test_what_another_thread_holds_at_one_sleep_is_warned_of_and_no_reason_to_stop() -> None:
+    meter, warnings = Readings(), list[str]()
+    looked_at = gate(meter, warnings)
+    for meter.bytes in (1, 1, 50, 1, 50, 1):
+        looked_at.check()
+    assert len(warnings) == 2
 
 
 def test_growth_is_warned_of_once_by_setting() -> None:
@@ -76,7 +87,7 @@ def test_a_slow_meter_is_asked_less_and_less_often_and_finds_what_grows_at_every
     with pytest.raises(ResidencyError):
         for meter.bytes in range(0, 1000, 2):
             leaking.check()
-    assert meter.bytes <= 32
+    assert meter.bytes <= 128
 
 
 def test_a_cycle_of_references_is_no_leak() -> None:
@@ -96,13 +107,14 @@ def test_a_cycle_of_references_is_no_leak() -> None:
 
 def test_on_a_cpu_a_tensor_that_is_kept_beyond_its_step_is_named_and_one_with_an_owner_is_not() -> None:
     gc.collect()
-    looked_at = leak_gate("trainer", CPU, stop=True, emit=lambda event: None)
+    looked_at = LeakGate("trainer", meter_of(CPU), stop=True, warn=lambda text: None, slow=False)
     for _ in range(2):
         looked_at.check()
     mine = torch.zeros(65 * MIB, dtype=torch.uint8)
     keeper = Keeper(Kept(mine))
     looked_at.check()
     del keeper
+    looked_at.check()  # one look may see what is not there at the next
     with pytest.raises(ResidencyError, match=r"65.0 MiB \(uint8 \[68157440\]\)"):
         looked_at.check()
 

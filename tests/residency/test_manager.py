@@ -237,6 +237,21 @@ def test_a_sleep_that_frees_nothing_is_an_error_not_a_success(engine: Logged, mo
     assert engine.resident() == Part.NONE
 
 
+@pytest.mark.parametrize("brought", [Part.NONE, Part.WEIGHTS], ids=["nothing", "half"])
+def test_a_wake_that_brings_less_than_was_asked_for_is_an_error_not_a_lease(moves: Moves, brought: Part) -> None:
+    class Lazy(Logged):
+        def wake_up(self, part: Part) -> Moved:
+            return super().wake_up(part & brought)
+
+    trainer = Lazy("trainer", {Part.WEIGHTS: 100, Part.OPTIMIZER: 200}, moves)
+    with (
+        pytest.raises(ResidencyError, match="trainer woke up and .* is not on the device"),
+        manager(300).awake(trainer),
+    ):
+        pytest.fail("the lease was granted")
+    assert trainer.gate.allowed == Part.NONE
+
+
 def test_two_tenants_of_one_name_are_refused(moves: Moves) -> None:
     residency = manager(300)
     with residency.awake(Logged("engine", {Part.WEIGHTS: 1}, moves)):
@@ -376,9 +391,9 @@ def test_every_transition_is_timed_and_followed_by_who_holds_what(trainer: Logge
     memory = [(e.what, dict(e.device), e.budget) for e in events if isinstance(e, Memory)]
     assert phases == [("engine", "wake_up"), ("engine", "sleep"), ("trainer", "wake_up")]
     assert memory == [
-        ("engine.wake_up(all)", {"engine": 250}, 300),
+        ("engine.wake_up(weights, kv cache)", {"engine": 250}, 300),
         ("engine.sleep", {"engine": 0, "trainer": 0}, 300),
-        ("trainer.wake_up(all)", {"engine": 0, "trainer": 300}, 300),
+        ("trainer.wake_up(weights, optimizer)", {"engine": 0, "trainer": 300}, 300),
     ]
 
 

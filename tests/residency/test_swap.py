@@ -123,7 +123,7 @@ def test_the_manager_swaps_two_that_can_and_tells_it_as_one_transition() -> None
     assert device.most == 40
     assert residency.transitions() == {"trainer": (1, 0), "reference": (0, 1)}
     (told,) = [event for event in events if isinstance(event, Transition)]
-    assert told.what == "trainer.sleep and reference.wake_up(all)"
+    assert told.what == "trainer.sleep and reference.wake_up(weights)"
     assert (told.copied, told.waited, told.left) == (55, 0.5, {"context": 3})
     assert [event.name for event in events if isinstance(event, PhaseDone)] == ["swap"]
 
@@ -138,7 +138,7 @@ def test_a_swap_that_fails_grants_nothing_and_the_next_one_works() -> None:
 
     reference.fails = fail
     with (
-        pytest.raises(ResidencyError, match=r"could not put trainer to sleep and wake reference \(all\)"),
+        pytest.raises(ResidencyError, match=r"could not put trainer to sleep and wake reference \(weights\)"),
         residency.awake(reference),
     ):
         pass

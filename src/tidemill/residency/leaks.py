@@ -193,11 +193,12 @@ class LeakGate:
         self._tolerance = tolerance
         self._sleeps = 0
         self._usual = 0
+        self._warned = False
 
     def check(self) -> None:
         """Raises ResidencyError, before anything moves, when what nobody owns has grown; or warns of each growth once.
 
-        The first two sleeps say what is usual.
+        The first two sleeps say what is usual. The first time is a warning: another thread may hold something just now.
         """
         self._sleeps += 1
         if self._slow and self._sleeps not in _LOOKS:
@@ -206,17 +207,23 @@ class LeakGate:
         if self._sleeps <= _WARM_UP:
             self._usual = max(self._usual, unowned)
             return
-        if unowned <= self._usual + self._tolerance:
+        if not self._grown(unowned):
+            self._warned = False
             return
         gc.collect()  # what only a cycle of references holds is no leak yet
         unowned = self._meter.unowned()
-        if unowned <= self._usual + self._tolerance:
+        if not self._grown(unowned):
             return
         text = self._words(unowned)
-        if self._stop:
+        if self._stop and self._warned:
             raise ResidencyError(f"cannot put {self._tenant} to sleep: {text}, or set residency.leaks=warn to go on")
-        self._usual = unowned
+        self._warned = True
+        if not self._stop:
+            self._usual = unowned
         self._warn(f"{text}; {self._tenant} sleeps all the same")
+
+    def _grown(self, unowned: int) -> bool:
+        return unowned > self._usual + self._tolerance
 
     def _words(self, unowned: int) -> str:
         largest = self._meter.largest()

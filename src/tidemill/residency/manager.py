@@ -138,7 +138,7 @@ class LeaseManager:
     def _swap(self, leaving: Occupant, arriving: Occupant, part: Part, excess: int) -> bool:
         """Both at once, piece by piece, when both can and there is something to bring; whether it was done."""
         out, coming = leaving.tenant, arriving.tenant
-        missing = part & ~coming.resident()
+        missing = arriving.missing(part)
         if not (isinstance(out, Swappable) and isinstance(coming, Swappable) and missing):
             return False
         room = max(0, arriving.bytes_with(part) - arriving.device_bytes - excess)
@@ -182,14 +182,16 @@ class LeaseManager:
         return before - left
 
     def _wake_up(self, occupant: Occupant, part: Part) -> None:
-        tenant, before = occupant.tenant, occupant.tenant.resident()
-        if part in before:
+        tenant, missing = occupant.tenant, occupant.missing(part)
+        if not missing:
             return
-        missing = part & ~before
         done = self._timed(f"wake {tenant.name} ({missing.words()})", lambda: tenant.wake_up(missing))
-        # Parts that a tenant does not have are never resident: asking for them again moves nothing.
-        if tenant.resident() == before:
-            return
+        absent = occupant.missing(missing)
+        if absent:
+            raise ResidencyError(
+                f"{tenant.name} woke up and {absent.words()} is not on the device, so it cannot be used; this is a "
+                f"fault of the tenant, whose `wake_up` must bring what it is asked for or raise"
+            )
         occupant.wakes += 1
         self._report(tenant.name, "wake_up", f"{tenant.name}.wake_up({missing.words()})", done)
 

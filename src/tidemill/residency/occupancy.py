@@ -21,6 +21,13 @@ class Occupant:
         self._parts: Counter[Part] = Counter()
         self._threads: Counter[int] = Counter()
 
+    def missing(self, part: Part) -> Part:
+        """What of `part` the tenant has and is not on the device."""
+        absent = Part.NONE
+        for flag in part & ~self.tenant.resident():
+            absent |= flag if self.tenant.footprint(flag) else Part.NONE
+        return absent
+
     @property
     def in_use(self) -> bool:
         """Whether anybody holds a lease."""
