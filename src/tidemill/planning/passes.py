@@ -17,6 +17,7 @@ PassParts = Mapping[str, int]
 """Bytes by part: `gradients`, `copies` of weights, `activations`, `logits`."""
 
 _CHUNK_ELEMENTS = 1 << 26  # of log-probs at a time
+_NORM_ELEMENTS = 1 << 24
 _IDS = 64  # bytes a token of ids, masks and numbers of a micro-batch
 
 
@@ -42,8 +43,8 @@ def pass_parts(model: Model, state: RankState, work: Work) -> PassParts:
 
 
 def optimizer_parts(state: RankState) -> PassParts:
-    """The norm is taken in float64: of one gradient at a time there is a copy twice as large."""
-    return {"gradients": state.gradients + 8 * state.largest}
+    """The norm is taken in float64, of so many elements at a time."""
+    return {"gradients": state.gradients + 8 * min(state.largest, _NORM_ELEMENTS)}
 
 
 def _moments(model: Model, state: RankState, work: Work) -> list[PassParts]:

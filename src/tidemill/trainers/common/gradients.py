@@ -9,7 +9,10 @@ from torch import Tensor
 
 from tidemill.errors import TrainerError
 
-__all__ = ["drop", "finish", "norm_of", "taken"]
+__all__ = ["NORM_ELEMENTS", "drop", "finish", "norm_of", "taken"]
+
+NORM_ELEMENTS = 1 << 24
+"""Elements whose norm is taken at once: they are copied to float64 for it, 128 MiB."""
 
 
 def taken(parameters: Sequence[Tensor]) -> list[Tensor]:
@@ -31,7 +34,8 @@ def drop(parameters: Sequence[Tensor]) -> None:
 
 def norm_of(gradients: Sequence[Tensor]) -> Float64[Tensor, ""]:
     """L2 norm over all gradients as one vector, in float64; not finite if and only if an element is not."""
-    norms = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
+    pieces = [piece for gradient in gradients for piece in torch.split(gradient.reshape(-1), NORM_ELEMENTS)]
+    norms = [torch.linalg.vector_norm(piece, dtype=torch.float64) for piece in pieces]
     norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return norm
 
