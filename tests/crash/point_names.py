@@ -22,6 +22,13 @@ def point_names() -> set[str]:
     return named | {prefix + end for name, prefix in prefixes for end in suffixes[name]} | _asked()
 
 
+def skip_names() -> set[str]:
+    """Of the steps that a test may leave out, those that are no points too."""
+    calls = [node for tree in _trees() for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    names = {call.args[0] for call in calls if _called(call) == "skipped"}
+    return {str(name.value) for name in names if isinstance(name, ast.Constant)} - point_names()
+
+
 def _trees() -> Iterator[ast.Module]:
     for path in sorted(_SOURCE.rglob("*.py")):
         if "testing" not in path.relative_to(_SOURCE).parts:
