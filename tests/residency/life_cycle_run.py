@@ -275,7 +275,7 @@ class Life:
         for tenant in (self.trainer, self.engine):
             check_memory(tenant)
         total = self.trainer.device_bytes() + self.engine.device_bytes()
-        assert total <= STATE + 1024, "the budget is exceeded"
+        assert total <= STATE + 1024, "I4 the budget is exceeded"
         if self.saving is None:
             assert self.trainer.references() == 0, "I5 references without a save"
         else:

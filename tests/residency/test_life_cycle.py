@@ -1,284 +1,26 @@
-"""The invariants of the life cycle, against the real leases and the real saver: by Hypothesis and by random walks.
+"""The invariants of the life cycle's memory, against the real leases and the real saver: by Hypothesis and by walks.
 
-The harness is tested too: savers with one fault each must be caught by it.
+The harness is tested too: savers with one fault each must be caught by it. The whole life cycle, with checkpoints and
+the disk, is in test_life_cycle_of_a_run.
 """
 
-import random
-from collections.abc import Callable
+from collections.abc import Hashable
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import run_state_machine_as_test
+from tests.residency.life_cycle_memory import PAGE, SPARE, MemoryMachine, walk
 
-from tidemill import faults
 from tidemill.contracts.checkpoint import Snapshot
-from tidemill.contracts.events import ignore
 from tidemill.contracts.footprint import Part
-from tidemill.contracts.residency import Moved
-from tidemill.errors import ResidencyError
-from tidemill.residency.arena import Page
-from tidemill.residency.gate import TenantGate
-from tidemill.residency.manager import LeaseManager
+from tidemill.residency.savers.crossing import Captured
 from tidemill.residency.savers.host_arena import HostArenaSaver
-
-PAGE = 512
-Contents = dict[str, bytes]
-MakeSaver = Callable[[], HostArenaSaver]
-
-
-def sound() -> HostArenaSaver:
-    return HostArenaSaver(device="cpu", page_bytes=PAGE, pin=False)
-
-
-class SaverTenant:
-    """A trainer reduced to its memory: tensors that a step changes, and a version that it raises."""
-
-    def __init__(self, name: str, saver: HostArenaSaver) -> None:
-        self.name = name
-        self.gate = TenantGate(name)
-        self.saver = saver
-        self.version = 0
-        self.tensors = {f"w{i}": torch.full((60,), float(i)) for i in range(3)}
-        self.tensors |= {f"m{i}": torch.full((60,), float(-i)) for i in range(2)}
-        for key, tensor in self.tensors.items():
-            saver.add(key, tensor, Part.WEIGHTS if key.startswith("w") else Part.OPTIMIZER)
-        saver.freeze()
-        self.sleep()
-
-    def resident(self) -> Part:
-        return self.saver.resident_part()
-
-    def footprint(self, part: Part) -> int:
-        return self.saver.device_bytes(part)
-
-    def host_bytes(self) -> int:
-        return self.saver.host_bytes()
-
-    def wake_up(self, part: Part) -> Moved:
-        return Moved(copied=self.saver.restore(part))
-
-    def sleep(self) -> Moved:
-        copied = self.saver.capture(self.version)
-        self.saver.release(self.version)
-        return Moved(copied=copied)
-
-    def step(self) -> None:
-        self.gate.check(Part.ALL, "step")
-        self.version += 1
-        for tensor in self.tensors.values():
-            tensor.mul_(1.5).add_(self.version)
-
-    def snapshot(self) -> Snapshot:
-        if self.saver.sealed_key != self.version:
-            self.gate.check(Part.ALL, "snapshot")
-            self.saver.capture(self.version)
-        return self.saver.snapshot()
-
-    def contents(self) -> Contents:
-        return {key: tensor.clone().numpy().tobytes() for key, tensor in self.tensors.items()}
-
-    @property
-    def device_bytes(self) -> int:
-        """What is really allocated, whatever the tenant says."""
-        storages = {id(slab): slab.memory.untyped_storage().nbytes() for slab in self.saver._slabs}
-        return sum(storages.values())
-
-
-class Harness:
-    """Two tenants of which one fits at a time, and what each must hold."""
-
-    def __init__(self, make_saver: MakeSaver = sound) -> None:
-        self.tenants = [SaverTenant("trainer", make_saver()), SaverTenant("critic", make_saver())]
-        self.state = self.tenants[0].footprint(Part.ALL)
-        self.budget = self.state + self.tenants[0].footprint(Part.WEIGHTS)
-        self.residency = LeaseManager(budget=self.budget, emit=ignore, deadline=0.01)
-        self.expected: list[Contents] = []
-        for tenant in self.tenants:
-            with self.residency.awake(tenant):
-                self.expected.append(tenant.contents())
-        self.held: list[tuple[int, Snapshot, Contents]] = []
-
-    # What may happen
-
-    def use(self, which: int) -> None:
-        tenant = self.tenants[which]
-        with self.residency.awake(tenant):
-            self.check_awake(which)
-
-    def train(self, which: int) -> None:
-        tenant = self.tenants[which]
-        with self.residency.awake(tenant):
-            self.check_awake(which)
-            tenant.step()
-            self.expected[which] = tenant.contents()
-
-    def peek_at_weights(self, which: int) -> None:
-        """The other tenant's weights beside a whole one, as in a hand-over."""
-        other = 1 - which
-        with self.residency.awake(self.tenants[which]), self.residency.awake(self.tenants[other], Part.WEIGHTS):
-            self.check_awake(which)
-            seen = {k: t for k, t in self.tenants[other].tensors.items() if k.startswith("w")}
-            for key, tensor in seen.items():
-                assert tensor.clone().numpy().tobytes() == self.expected[other][key], "I11 weights differ after a wake"
-
-    def ask_for_both(self, which: int) -> None:
-        with self.residency.awake(self.tenants[which]):
-            with pytest.raises(ResidencyError), self.residency.awake(self.tenants[1 - which]):
-                pass
-            self.check_awake(which)
-
-    def save(self, which: int) -> None:
-        tenant = self.tenants[which]
-        if tenant.saver.sealed_key != tenant.version:
-            with self.residency.awake(tenant):
-                snapshot = tenant.snapshot()
-        else:
-            snapshot = tenant.snapshot()
-        self.held.append((which, snapshot, dict(self.expected[which])))
-
-    def finish_save(self, number: int) -> None:
-        _, snapshot, _ = self.held.pop(number % len(self.held))
-        snapshot.release()
-        snapshot.release()
-
-    def load(self, number: int) -> None:
-        which, snapshot, contents = self.held[number % len(self.held)]
-        tenant = self.tenants[which]
-        with self.residency.awake(tenant):
-            tenant.version += 1
-            tenant.saver.load(snapshot.tensors)
-            self.expected[which] = dict(contents)
-            self.check_awake(which)
-
-    def fail(self, which: int, point: str, nth: int) -> None:
-        """A transition breaks half-way, or is not reached; either way the next use works."""
-        with faults.armed(f"residency.{point}.slab=raise@{nth}"):
-            try:
-                self.train(which)
-            except ResidencyError as error:
-                assert isinstance(error.__cause__, faults.FaultInjected), error
-
-    # What must hold
-
-    def check_awake(self, which: int) -> None:
-        assert self.tenants[which].contents() == self.expected[which], "I1 the device does not hold the version trained"
-
-    def check(self) -> None:
-        assert sum(tenant.device_bytes for tenant in self.tenants) <= self.budget, "the budget is exceeded"
-        for which, tenant in enumerate(self.tenants):
-            self.check_memory(which, tenant)
-        for which, snapshot, contents in self.held:
-            seen = {key: bytes(tensor.data) for key, tensor in snapshot.tensors.items()}
-            assert seen == contents, f"I3 a snapshot of tenant {which} changed"
-
-    def check_memory(self, which: int, tenant: SaverTenant) -> None:
-        resident = tenant.resident()
-        assert tenant.gate.allowed == Part.NONE, "a gate stands open without a lease"
-        assert tenant.device_bytes == tenant.footprint(resident), "I4 the device holds what sleeps"
-        live = sum(owner == which for owner, _, _ in self.held)
-        assert (tenant.saver.references() > 0) == (live > 0), "I5 references do not match saves"
-        # A slab stays on its spare page until the next capture; one idle page is kept.
-        assert tenant.host_bytes() <= self.state * (2 + live) + PAGE, "I6 more pages than state and writers need"
-        if tenant.saver.sealed_key == tenant.version:
-            snapshot = tenant.saver.snapshot()
-            seen = {key: bytes(tensor.data) for key, tensor in snapshot.tensors.items()}
-            snapshot.release()
-            assert seen == self.expected[which], "I2 the sealed pages are not one whole version"
-        else:
-            assert resident == Part.WEIGHTS | Part.OPTIMIZER, "I7 memory was unmapped without a seal"
-
-    def end(self) -> None:
-        while self.held:
-            self.finish_save(0)
-        for which in (0, 1):
-            self.use(which)
-        self.check()
-
-
-class Machine(RuleBasedStateMachine):
-    make_saver: MakeSaver = staticmethod(sound)
-    which = st.integers(0, 1)
-    number = st.integers(0, 7)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.harness = Harness(self.make_saver)
-
-    @rule(which=which)
-    def use(self, which: int) -> None:
-        self.harness.use(which)
-
-    @rule(which=which)
-    def train(self, which: int) -> None:
-        self.harness.train(which)
-
-    @rule(which=which)
-    def peek(self, which: int) -> None:
-        self.harness.peek_at_weights(which)
-
-    @rule(which=which)
-    def ask_for_both(self, which: int) -> None:
-        self.harness.ask_for_both(which)
-
-    @precondition(lambda self: len(self.harness.held) < 3)
-    @rule(which=which)
-    def save(self, which: int) -> None:
-        self.harness.save(which)
-
-    @precondition(lambda self: self.harness.held)
-    @rule(number=number)
-    def finish_save(self, number: int) -> None:
-        self.harness.finish_save(number)
-
-    @precondition(lambda self: self.harness.held)
-    @rule(number=number)
-    def load(self, number: int) -> None:
-        self.harness.load(number)
-
-    @rule(which=which, point=st.sampled_from(["capture", "restore", "release"]), nth=st.integers(1, 6))
-    def fail(self, which: int, point: str, nth: int) -> None:
-        self.harness.fail(which, point, nth)
-
-    @invariant()
-    def invariants(self) -> None:
-        self.harness.check()
-
-    def teardown(self) -> None:
-        self.harness.end()
-
-
-def walk(seed: int, make_saver: MakeSaver = sound, steps: int = 40) -> None:
-    """A random walk whose weights lead to what is rare: saves that are open while their tenant trains and sleeps."""
-    dice = random.Random(seed)
-    harness = Harness(make_saver)
-    for _ in range(steps):
-        moves: list[tuple[int, Callable[[], None]]] = [
-            (4, lambda: harness.train(dice.randrange(2))),
-            (2, lambda: harness.use(dice.randrange(2))),
-            (2, lambda: harness.peek_at_weights(dice.randrange(2))),
-            (1, lambda: harness.ask_for_both(dice.randrange(2))),
-            (
-                1,
-                lambda: harness.fail(
-                    dice.randrange(2), dice.choice(["capture", "restore", "release"]), dice.randint(1, 6)
-                ),
-            ),
-        ]
-        if len(harness.held) < 3:
-            moves.append((3, lambda: harness.save(dice.randrange(2))))
-        if harness.held:
-            moves += [(1, lambda: harness.finish_save(dice.randrange(8))), (1, lambda: harness.load(dice.randrange(8)))]
-        weights, choices = zip(*moves, strict=True)
-        dice.choices(choices, weights)[0]()
-        harness.check()
-    harness.end()
 
 
 def test_the_invariants_hold_in_what_hypothesis_finds() -> None:
     run_state_machine_as_test(
-        Machine,
+        MemoryMachine,
         settings=settings(
             max_examples=150,
             stateful_step_count=25,
@@ -302,40 +44,49 @@ def test_the_invariants_hold_in_random_walks(first: int) -> None:
 class OverwritesReferencedPages(HostArenaSaver):
     """No copy-on-write."""
 
-    def _writable(self, index: int) -> Page:
-        return self._arena.page(index)
+    def freeze(self) -> None:
+        super().freeze()
+        self._arena.writable = lambda place: present(self, *place)  # type: ignore[method-assign]
+
+
+def present(saver: HostArenaSaver, slab: int, number: int) -> torch.Tensor:
+    """What the table says, whoever reads it."""
+    run = saver._arena.run(slab)
+    start = run.pages[number].start
+    return run.memory[start : start + run.pages[number].bytes]
 
 
 class FreesPagesOnWake(HostArenaSaver):
     """Pages are forgotten as soon as they were read back, though the seal stays."""
 
-    def restore(self, part: Part = Part.ALL) -> None:
-        super().restore(part)
-        for index in range(len(self._slabs)):
-            self._arena.page(index).memory.zero_()
+    def restore(self, part: Part = Part.ALL, *, wait: bool = True) -> int:
+        copied = super().restore(part, wait=wait)
+        for index in range(len(self._crossing.slabs)):
+            for _, page in self._arena.run(index).stretches():
+                page.zero_()
+        return copied
 
 
 class UnmapsBeforeCopying(HostArenaSaver):
     """What was on the device is gone when the copy begins."""
 
-    def capture(self, key: object) -> None:
+    def capture(self, key: Hashable) -> Captured:
         if self._sealed != key:
-            for slab in self._slabs:
-                if slab.resident:
-                    slab.empty()
-                    slab.allocate()
-                    slab.memory.zero_()
-        super().capture(key)
+            for slab in self._crossing.slabs:
+                if slab.memory.resident:
+                    slab.memory.free()
+                    slab.memory.allocate()
+                    slab.memory.flat.zero_()
+        return super().capture(key)
 
 
 class SealsBeforeTheCopiesAreDone(HostArenaSaver):
     """The last slab is on its way when the seal is set."""
 
-    def _copy_to_pages(self) -> None:
-        *done, last = self._slabs
-        self._slabs = done
-        super()._copy_to_pages()
-        self._slabs = [*done, last]
+    def freeze(self) -> None:
+        super().freeze()
+        out, last = self._crossing.out, len(self._crossing.slabs) - 1
+        self._crossing.out = lambda number: [] if number == last else out(number)  # type: ignore[method-assign]
 
 
 class ForgetsLateState(HostArenaSaver):
@@ -357,24 +108,18 @@ class LeaksReferences(HostArenaSaver):
 class LeavesAPartlyWokenTenant(HostArenaSaver):
     """No roll-back when memory runs out half-way."""
 
-    def restore(self, part: Part = Part.ALL) -> None:
-        for index, slab in enumerate(self._slabs):
-            if slab.part in part and not slab.resident:
-                slab.allocate()
-                try:
-                    faults.point("residency.restore.slab")
-                except faults.FaultInjected as cause:
-                    raise ResidencyError("out of memory") from cause
-                slab.memory.copy_(self._arena.page(index).memory)
+    def freeze(self) -> None:
+        super().freeze()
+        self._crossing.undo = lambda brought: None  # type: ignore[method-assign]
 
 
 class StaleSeal(HostArenaSaver):
     """Believes itself sealed whatever changed since."""
 
-    def capture(self, key: object) -> None:
-        if self._sealed is None:
-            super().capture(key)
+    def capture(self, key: Hashable) -> Captured:
+        captured = super().capture(key) if self._sealed is None else Captured()
         self._sealed = key
+        return captured
 
 
 @pytest.mark.parametrize(
@@ -386,11 +131,11 @@ class StaleSeal(HostArenaSaver):
         (SealsBeforeTheCopiesAreDone, "I2"),
         (ForgetsLateState, "I2"),
         (LeaksReferences, "I5"),
-        (LeavesAPartlyWokenTenant, "I1|I4"),
+        (LeavesAPartlyWokenTenant, "I1|I4|I11"),
         (StaleSeal, "I2|I11"),
     ],
 )
 def test_a_saver_with_a_fault_is_caught(broken: type[HostArenaSaver], invariants: str) -> None:
     with pytest.raises(AssertionError, match=f"^({invariants}) "):
         for seed in range(100):
-            walk(seed, lambda: broken(device="cpu", page_bytes=PAGE, pin=False))
+            walk(seed, lambda: broken(device="cpu", page_bytes=PAGE, spare_bytes=SPARE, pin=False))
