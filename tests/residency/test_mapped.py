@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tidemill.compat.cuda_driver import CudaDriverError, call
-from tidemill.residency.mapped import MappedMemory, can_map
+from tidemill.residency.mapped import MappedMemory, can_map, give_back
 from tidemill.units import MIB
 
 GPU = torch.device("cuda")
@@ -30,12 +30,13 @@ def test_bytes_leave_the_device_and_come_back_at_the_same_address() -> None:
     assert can_map(GPU)
     memory = MappedMemory(100 * MIB + 3, GPU)
     flat, address = memory.flat, memory.flat.data_ptr()
-    awake = used()
     flat.fill_(7)
     kept = flat.cpu()
+    awake = used()  # behind the first use: kernels are loaded with it
     memory.free()
     memory.free()
     assert not memory.resident
+    give_back(GPU)
     assert awake - used() >= 100 * MIB
     memory.allocate()
     memory.allocate()
@@ -44,6 +45,56 @@ def test_bytes_leave_the_device_and_come_back_at_the_same_address() -> None:
     assert flat.data_ptr() == address
     flat.copy_(kept)
     assert int((flat == 7).sum()) == 100 * MIB + 3
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_what_is_asked_for_again_before_it_was_given_back_is_still_there() -> None:
+    memory = MappedMemory(8 * MIB, GPU)
+    memory.flat.fill_(5)
+    memory.free()
+    memory.allocate()
+    give_back(GPU)
+    assert memory.resident
+    assert bool((memory.flat == 5).all())
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_many_that_are_freed_are_given_back_in_any_order_and_come_back_each_by_itself() -> None:
+    before = used()
+    many = [MappedMemory((n % 3 + 1) * 2 * MIB, GPU) for n in range(30)]
+    for number, memory in enumerate(many):
+        memory.flat.fill_(number)
+    awake = used()
+    for number in (7, 3, 8, 20, 1, 2, 29, 0):
+        many[number].free()
+    give_back(GPU)
+    assert awake - used() == sum(many[n].flat.nbytes for n in (7, 3, 8, 20, 1, 2, 29, 0))
+    for memory in many:
+        memory.allocate()
+    assert used() == awake
+    kept = [n for n in range(30) if n not in (7, 3, 8, 20, 1, 2, 29, 0)]
+    assert all(bool((many[n].flat == n).all()) for n in kept)
+    for memory in many:
+        memory.free()
+    give_back(GPU)
+    assert used() - before < 4 * MIB
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_full_device_takes_what_was_freed_and_not_given_back() -> None:
+    first = MappedMemory(int(torch.cuda.mem_get_info()[0] * 0.6) // MIB * MIB, GPU)
+    first.free()
+    second = MappedMemory(first.flat.nbytes, GPU)
+    assert second.resident
+    with pytest.raises(MemoryError):
+        first.allocate()
+    second.free()
+    first.allocate()
+    first.free()
+    give_back(GPU)
 
 
 @pytest.mark.gpu
@@ -61,6 +112,7 @@ def test_a_captured_graph_replays_after_sleep_and_wake() -> None:
     kept = numbers.cpu()
     torch.cuda.synchronize()
     memory.free()
+    give_back(GPU)
     memory.allocate()
     numbers.copy_(kept)
     graph.replay()
@@ -91,6 +143,7 @@ def test_what_does_not_fit_is_told_in_bytes_and_takes_nothing() -> None:
         MappedMemory(torch.cuda.mem_get_info()[1] * 2, GPU)
     memory = MappedMemory(64 * MIB, GPU)
     memory.free()
+    give_back(GPU)
     free = torch.cuda.mem_get_info()[0]
     hog = torch.empty(free - 32 * MIB, dtype=torch.uint8, device=GPU)
     with pytest.raises(MemoryError):
