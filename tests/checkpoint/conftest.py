@@ -51,10 +51,10 @@ class FakeRemote:
         self.shard = shard
         self.specs = shard.specs
 
-    def write(self, path: Path, advance: Callable[[int], None]) -> Mapping[str, str]:
+    def write(self, path: Path, advance: Callable[[int], None], *, last: bool = False) -> Mapping[str, str]:
         """See Shard."""
         self.worker.fault(path, advance)
-        return self.shard.write(path, advance)
+        return self.shard.write(path, advance, last=last)
 
 
 class FakeTrainer:

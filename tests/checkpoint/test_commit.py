@@ -215,7 +215,7 @@ class Odd:
         self.specs = shard.specs
         self._shard, self._write = shard, write
 
-    def write(self, path: Path, advance: Callable[[int], None]) -> Mapping[str, str]:
+    def write(self, path: Path, advance: Callable[[int], None], *, last: bool = False) -> Mapping[str, str]:
         return self._write(path, self._shard)
 
 

@@ -27,6 +27,16 @@ def test_a_shard_is_a_file_of_its_pieces_in_their_own_shapes(tmp_path: Path) -> 
     assert sums == {"w": checksum(rows.tobytes()), "none": checksum(b"")} and sum(seen) == rows.nbytes
 
 
+def test_each_piece_is_told_of_when_it_is_read_no_more_if_this_was_the_last_file(tmp_path: Path) -> None:
+    rows, told = np.zeros((2, 4), dtype=np.float32), list[str]()
+    shard = LocalShard({name: piece(rows, (0, 0)) for name in "ab"}, told.append)
+    shard.write(tmp_path / "a", lambda count: None)
+    assert told == []
+    seen: list[list[str]] = []
+    shard.write(tmp_path / "b", lambda count: seen.append(list(told)), last=True)
+    assert (seen, told) == ([[], ["a"]], ["a", "b"])
+
+
 def test_its_fault_points_are_those_of_a_checkpoint_unless_named(tmp_path: Path) -> None:
     tensors = {"w": piece(np.zeros((1, 2), dtype=np.float32), (0, 0))}
     with passed() as names:

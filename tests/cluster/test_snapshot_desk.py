@@ -167,7 +167,7 @@ def test_a_worker_that_dies_while_it_writes_is_named(desks: Desks, tmp_path: Pat
 
 def test_a_snapshot_released_while_it_is_written_is_let_go_of_afterwards(desks: Desks, tmp_path: Path) -> None:
     desks("trainer-0/checkpoint.write=delay:0.5@2")
-    desks.control("write_shard", 0, tmp_path / "a.safetensors")
+    desks.control("write_shard", 0, tmp_path / "a.safetensors", False)
     for _ in range(2):
         desks.control("release_snapshot", 0)
     assert desks.control("released") == 0
@@ -183,12 +183,22 @@ def test_two_files_of_one_snapshot_come_one_after_the_other(tmp_path: Path) -> N
     desk = SnapshotDesk()
     desk.hold(7, Snapshot(tensors={"w": piece()}))
     with faults.armed("checkpoint.write=delay:0.2"):
-        desk.write(7, tmp_path / "a")
+        desk.write(7, tmp_path / "a", False)
         with pytest.raises(CheckpointError, match="another file"):
-            desk.write(7, tmp_path / "b")
+            desk.write(7, tmp_path / "b", False)
         assert settled(desk, 7).failure is None
-    desk.write(7, tmp_path / "b")
+    desk.write(7, tmp_path / "b", False)
     assert settled(desk, 7).sums == {"w": checksum(piece().data)}
+
+
+def test_pieces_of_the_last_file_are_let_go_of_as_they_are_written_and_those_of_others_are_not(tmp_path: Path) -> None:
+    desk, told = SnapshotDesk(), list[str]()
+    desk.hold(7, Snapshot(tensors={"v": piece(), "w": piece()}, written=told.append))
+    for name, last in {"a": False, "b": True}.items():
+        assert told == []
+        desk.write(7, tmp_path / name, last)
+        assert settled(desk, 7).failure is None
+    assert told == ["v", "w"]
 
 
 def test_two_snapshots_are_held_and_released_by_number() -> None:

@@ -118,7 +118,7 @@ class Committer:
     def _write_file(self, work: Path, file: StagedFile, advance: Callable[[int], None]) -> FileEntry:
         path = work / file.name
         try:
-            sums = file.shard.write(path, advance)
+            sums = file.shard.write(path, advance, last=True)
         except FileNotFoundError as error:
             if not work.is_dir():
                 raise

@@ -9,12 +9,16 @@ from tidemill.contracts.checkpoint import HeldTensor, TensorSpec
 __all__ = ["LocalShard", "write_shard"]
 
 
+def _nobody(name: str) -> None:
+    """Nobody wants to know."""
+
+
 def write_shard(
     path: Path,
     tensors: Mapping[str, HeldTensor],
     advance: Callable[[int], None],
     faults: str = "checkpoint",
-    written: Callable[[str], None] = lambda name: None,
+    written: Callable[[str], None] = _nobody,
 ) -> dict[str, str]:
     """Create and fsync the safetensors file `path` of pieces in their own shapes; the checksum of each by name.
 
@@ -35,9 +39,9 @@ def write_shard(
 
 
 class LocalShard:
-    """Pieces in the memory of this process: a Shard. `written` is told of each that was written: see Snapshot."""
+    """Pieces in the memory of this process: a Shard. `written` is told of each that is not read again: see Snapshot."""
 
-    def __init__(self, tensors: Mapping[str, HeldTensor], written: Callable[[str], None] = lambda name: None) -> None:
+    def __init__(self, tensors: Mapping[str, HeldTensor], written: Callable[[str], None] = _nobody) -> None:
         self._tensors = tensors
         self._written = written
 
@@ -47,6 +51,6 @@ class LocalShard:
         slots_of(self._tensors)
         return {name: tensor.spec for name, tensor in self._tensors.items()}
 
-    def write(self, path: Path, advance: Callable[[int], None]) -> Mapping[str, str]:
+    def write(self, path: Path, advance: Callable[[int], None], *, last: bool = False) -> Mapping[str, str]:
         """See Shard."""
-        return write_shard(path, self._tensors, advance, written=self._written)
+        return write_shard(path, self._tensors, advance, written=self._written if last else _nobody)

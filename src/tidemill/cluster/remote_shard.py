@@ -38,9 +38,9 @@ class RemoteShard:
         """See Shard."""
         return self._specs
 
-    def write(self, path: Path, advance: Callable[[int], None]) -> Mapping[str, str]:
+    def write(self, path: Path, advance: Callable[[int], None], *, last: bool = False) -> Mapping[str, str]:
         """See Shard. When `advance` raises, the worker has let go of `path` before that goes on, or is said not to."""
-        self._ask("write_shard", path)
+        self._ask("write_shard", path, last)
         told, moved, pause = 0, time.monotonic(), _FIRST
         while True:
             now: Writing = self._ask("shard_state")

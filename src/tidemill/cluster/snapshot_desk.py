@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tidemill.checkpoint.shard import write_shard
+from tidemill.checkpoint.shard import LocalShard
 from tidemill.cluster.worker import Failure, failure_of
 from tidemill.contracts.checkpoint import Snapshot
 from tidemill.errors import CheckpointError
@@ -71,15 +71,18 @@ class SnapshotDesk:
         with self._lock:
             self._held[token] = _Held(snapshot)
 
-    def write(self, token: int, path: Path) -> None:
-        """Begin to create `path`. Raises CheckpointError while another file of this snapshot is being written."""
+    def write(self, token: int, path: Path, last: bool) -> None:
+        """Begin to create `path`. Raises CheckpointError while another file of this snapshot is being written.
+
+        `last`: there will be no other file of it, and each piece is let go of as it is written.
+        """
         with self._lock:
             held = self._find(token)
             if not held.job.now.ended:
                 raise CheckpointError(f"cannot write {path}: another file of the same snapshot is being written")
             held.job = _Job()
             thread = threading.Thread(
-                target=self._write, args=(token, held, held.job, path), name=f"shard-{token}", daemon=True
+                target=self._write, args=(token, held, held.job, path, last), name=f"shard-{token}", daemon=True
             )
             thread.start()
 
@@ -109,11 +112,11 @@ class SnapshotDesk:
             raise CheckpointError("cannot write a snapshot that was released")
         return self._held[token]
 
-    def _write(self, token: int, held: _Held, job: _Job, path: Path) -> None:
+    def _write(self, token: int, held: _Held, job: _Job, path: Path, last: bool) -> None:
         sums: Mapping[str, str] = {}
         failure = None
         try:
-            sums = write_shard(path, held.snapshot.tensors, job.advance, written=held.snapshot.written)
+            sums = LocalShard(held.snapshot.tensors, held.snapshot.written).write(path, job.advance, last=last)
         except Exception as error:
             failure = failure_of(error)
         with self._lock:

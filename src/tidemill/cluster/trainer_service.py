@@ -155,9 +155,9 @@ class TrainerService(TenantService):
             random=RandomState().snapshot().extra,
         )
 
-    def write_shard(self, token: int, path: Path) -> None:
+    def write_shard(self, token: int, path: Path, last: bool) -> None:
         """See SnapshotDesk."""
-        self._desk.write(token, path)
+        self._desk.write(token, path, last)
 
     def shard_state(self, token: int) -> Writing:
         """See SnapshotDesk."""

@@ -161,11 +161,12 @@ class Shard(Protocol):
         """Each piece by the name of its tensor."""
         ...
 
-    def write(self, path: Path, advance: Callable[[int], None]) -> Mapping[str, str]:
+    def write(self, path: Path, advance: Callable[[int], None], *, last: bool = False) -> Mapping[str, str]:
         """Create the safetensors file `path`, durably; checksum of each piece by name. Any thread may call it.
 
         `advance` is told of bytes written, and of none now and then, and may raise to stop: then nothing writes to
-        `path` any more when that goes on. Raises OSError as writing here would, and WorkerError.
+        `path` any more when that goes on. `last`: nothing of it is written again, not even when this fails, and each
+        piece may be let go of as it is written. Raises OSError as writing here would, and WorkerError.
         """
         ...
 

@@ -91,7 +91,7 @@ class _Elsewhere:
         """See Shard."""
         return {name: piece.spec for name, piece in self._pieces.items()}
 
-    def write(self, path: Path, advance: Callable[[int], None]) -> Mapping[str, str]:
+    def write(self, path: Path, advance: Callable[[int], None], *, last: bool = False) -> Mapping[str, str]:
         """See Shard."""
         if not self.held:
             raise CheckpointError(f"cannot write {path}: its snapshot was released")
