@@ -43,6 +43,7 @@ def build(model: Path, place: Place, emit: Emit) -> FsdpTrainer:
         max_grad_norm=1.0,
         phases={"warm_up": PHASE, "rl": PHASE},
         page_bytes=1 << 16,
+        spare_bytes=1 << 22,
         deadline=30.0,
         emit=emit,
     )

@@ -1,118 +1,180 @@
-"""Pages, references and copy-on-write (`tidemill.residency.arena`)."""
+"""Pages, references, copy-on-write and waiting for readers (`tidemill.residency.arena`)."""
+
+import random
+import threading
+import time
 
 import pytest
+import torch
 
 from tidemill.errors import ResidencyError
-from tidemill.residency.arena import Arena, map_plain
+from tidemill.residency.arena import Arena, Claims, Reading, claims_of
+from tidemill.residency.host_memory import map_plain
+from tidemill.residency.pages import plan_pages
 
 
-def arena(*sizes: int, idle: int = 0) -> Arena:
-    return Arena(sizes=sizes, map_memory=map_plain, idle_spare_bytes=idle)
+def arena(*sizes: int, page: int = 100, spares: int = 0) -> Arena:
+    largest = min(page, max(sizes, default=0))
+    return Arena(plan_pages(sizes, page_bytes=page, spare_bytes=spares * largest), map_plain)
 
 
-def test_every_slab_has_a_page_of_its_size_from_the_start() -> None:
-    pages = arena(100, 5000, 4096)
-    assert [pages.page(i).bytes for i in range(3)] == [100, 5000, 4096]
-    assert all(pages.page(i).memory.data_ptr() % 4096 == 0 for i in range(3))
-    assert pages.bytes == 100 + 5000 + 4096
+def claims(page: int = 100, **ranges: tuple[int, int, int]) -> Claims:
+    return claims_of(ranges, page_bytes=page)
 
 
-def test_view_and_memory_are_the_same_bytes() -> None:
-    page = arena(10).writable(0)
-    page.memory[3] = 7
-    assert page.view[3] == 7
+def write(pages: Arena, slab: int, value: int, number: int = 0) -> bool:
+    memory = pages.writable((slab, number))
+    if memory is None:
+        return False
+    memory.fill_(value)
+    return True
+
+
+def first_byte(reading: Reading, pages: Arena, slab: int = 0, number: int = 0) -> int:
+    return int(pages.run(slab).memory[reading.pages[slab, number].start])
+
+
+ONE = claims(w=(0, 0, 100))
 
 
 def test_a_page_that_nobody_reads_is_written_in_place() -> None:
-    pages = arena(100)
-    assert pages.writable(0) is pages.writable(0) is pages.page(0)
-    assert pages.spare_bytes == 0
+    pages = arena(100, spares=1)
+    one, other = pages.writable((0, 0)), pages.writable((0, 0))
+    assert one is not None and other is not None and one.data_ptr() == other.data_ptr()
+    assert pages.spare_pages == 0
 
 
-def test_a_page_that_is_read_is_left_alone_and_its_slab_gets_a_spare_one() -> None:
-    pages = arena(100)
-    pages.writable(0).memory.fill_(1)
-    (held,) = pages.reference()
-    pages.writable(0).memory.fill_(2)
-    assert pages.page(0) is not held
-    assert held.memory.eq(1).all()
-    assert pages.spare_bytes == 100
+def test_a_page_that_is_read_is_left_alone_and_a_spare_one_takes_its_place() -> None:
+    pages = arena(100, spares=1)
+    write(pages, 0, 1)
+    held = pages.read(ONE, "a save")
+    write(pages, 0, 2)
+    assert first_byte(held, pages) == 1 and pages.run(0).view[pages.run(0).pages[0].start] == 2
+    assert pages.spare_pages == 1
+
+
+def test_a_place_goes_home_as_soon_as_it_can() -> None:
+    pages = arena(100, spares=1)
+    home = pages.run(0).pages[0]
+    held = pages.read(ONE, "a save")
+    write(pages, 0, 1)
+    held.release()
+    write(pages, 0, 2)
+    assert pages.run(0).pages[0] is home and pages.spare_pages == 0
 
 
 def test_several_readers_of_several_versions_each_keep_theirs() -> None:
-    pages = arena(100)
+    pages = arena(100, spares=4)
     held = []
     for version in range(4):
-        pages.writable(0).memory.fill_(version)
-        held.append(pages.reference())
-    assert [int(page.memory[0]) for (page,) in held] == [0, 1, 2, 3]
-    for reader in reversed(held):
-        pages.release(reader)
+        write(pages, 0, version)
+        held.append(pages.read(ONE, "a save"))
+    assert [first_byte(reading, pages) for reading in held] == [0, 1, 2, 3]
+    for reading in reversed(held):
+        reading.release()
     assert pages.references == 0
-    pages.writable(0)
-    assert pages.spare_bytes == 0
+    write(pages, 0, 9)
+    assert pages.spare_pages == 0
 
 
-def test_a_slab_goes_home_as_soon_as_it_can() -> None:
-    pages = arena(100)
-    home = pages.page(0)
-    held = pages.reference()
-    pages.writable(0)
-    pages.release(held)
-    assert pages.writable(0) is home
-    assert pages.spare_bytes == 0
+def test_without_a_spare_page_what_is_read_cannot_be_written_and_the_rest_can() -> None:
+    pages = arena(300, spares=1)
+    held = pages.read(claims(w=(0, 0, 200)), "a save")
+    assert [write(pages, 0, 7, number) for number in range(3)] == [True, False, True]
+    held.release()
+    assert write(pages, 0, 7, 1)
 
 
-def test_idle_spare_pages_are_kept_up_to_the_limit_and_used_again() -> None:
-    pages = arena(100, 100, idle=100)
-    held = pages.reference()
-    spare = pages.writable(0), pages.writable(1)
-    pages.release(held)
-    pages.writable(0), pages.writable(1)
-    assert pages.spare_bytes == 100
-    held = pages.reference()
-    assert pages.writable(0) is spare[0]
-    pages.release(held)
+def test_a_page_is_let_go_of_with_the_last_tensor_on_it() -> None:
+    pages = arena(250)
+    held = pages.read(claims(a=(0, 0, 50), b=(0, 50, 150), c=(0, 150, 250)), "a save")
+    can = []
+    for name in ("a", "c", "b", "b", "unknown"):
+        held.let_go(name)
+        can.append([write(pages, 0, 1, number) for number in range(3)])
+    assert can == [[False, False, False], [False, False, True], *[[True, True, True]] * 3]
+    assert pages.references == 0 and not held.holds("a")
 
 
-def test_bytes_never_exceed_the_state_and_what_readers_hold_and_the_idle_limit() -> None:
-    pages = arena(*[100] * 8, idle=200)
-    for _ in range(30):
-        held = pages.reference()
-        for slab in range(8):
-            pages.writable(slab)
-        assert pages.bytes <= 1600
-        pages.release(held)
-        for slab in range(8):
-            pages.writable(slab)
-        assert pages.bytes <= 1000
+def test_pages_on_which_no_tensor_lies_are_not_held() -> None:
+    pages = arena(300)
+    held = pages.read(claims(w=(0, 0, 10)), "a save")
+    assert pages.references == 1 and [write(pages, 0, 1, number) for number in range(3)] == [False, True, True]
+    held.release()
+
+
+def test_who_waits_for_a_page_goes_on_when_its_reader_lets_go() -> None:
+    pages = arena(200)
+    held = pages.read(claims(a=(0, 0, 100), b=(0, 100, 200)), "a save")
+    timer = threading.Timer(0.2, held.let_go, ("b",))
+    timer.start()
+    began = time.monotonic()
+    pages.wait_for([(0, 0), (0, 1)], since=began, seconds=10)
+    assert 0.15 < time.monotonic() - began < 5
+    assert [write(pages, 0, 1, number) for number in range(2)] == [False, True]
+    timer.join()
+
+
+def test_who_waits_in_vain_is_told_who_reads_how_much_and_what_to_do() -> None:
+    pages = arena(200, spares=1)
+    reading = pages.read(claims(a=(0, 0, 200)), "the snapshot of version 7")
+    write(pages, 0, 1)
+    told = r"1 pages of the host copy \(100 B\) .* after 50 ms .* the snapshot of version 7 \(200 B\), and all 1 spare"
+    with pytest.raises(ResidencyError, match=told + r".*raise residency\.spare"):
+        pages.wait_for([(0, 1)], since=time.monotonic(), seconds=0.05)
+    reading.release()
+
+
+def test_pages_never_exceed_the_state_and_the_bound_whatever_happens() -> None:
+    dice, pages = random.Random(0), arena(*[250] * 4, spares=3)
+    names = claims(**{f"{slab}.{half}": (slab, half * 125, half * 125 + 125) for slab in range(4) for half in range(2)})
+    held: list[tuple[Reading, dict[tuple[int, int], int]]] = []
+    for step in range(2000):
+        slab, number = dice.randrange(4), dice.randrange(3)
+        match dice.randrange(4):
+            case 0 if len(held) < 3:
+                reading = pages.read(names, "a save")
+                held.append((reading, {place: first_byte(reading, pages, *place) for place in reading.pages}))
+            case 1 if held:
+                held.pop(dice.randrange(len(held)))[0].release()
+            case 2 if held:
+                dice.choice(held)[0].let_go(dice.choice(list(names.places)))
+            case _:
+                write(pages, slab, step % 251, number)
+        for reading, seen in held:
+            assert all(first_byte(reading, pages, *place) == seen[place] for place in reading.pages), "I3"
+        assert pages.bytes == 1300 and pages.spare_pages <= 3, "I6"
+    for reading, _ in held:
+        reading.release()
+    assert pages.references == 0
+    assert all(write(pages, slab, 0, number) for slab in range(4) for number in range(3))
+    assert pages.spare_pages == 0
 
 
 def test_memory_that_is_read_after_closing_is_still_there() -> None:
     pages = arena(100)
-    pages.writable(0).memory.fill_(5)
-    (held,) = pages.reference()
+    write(pages, 0, 5)
+    held, run = pages.read(ONE, "a save"), pages.run(0)
     pages.close()
     del pages
-    assert bytes(held.view) == b"\5" * 100
+    assert bytes(run.joined(0, 100)) == b"\5" * 100
+    held.release()
 
 
-def test_mappings_of_home_and_spare_pages_are_undone_once_each() -> None:
-    undone: list[int] = []
+def test_the_mapping_is_made_once_and_undone_once() -> None:
+    made, undone = [], []
 
     def counted(size: int):
-        memory, _ = map_plain(size)
-        return memory, lambda: undone.append(size)
+        made.append(size)
+        return map_plain(size)[0], lambda: undone.append(size)
 
-    pages = Arena(sizes=[10, 20], map_memory=counted, idle_spare_bytes=0)
-    held = pages.reference()
-    pages.writable(0)
-    pages.release(held)
-    pages.writable(0)
-    assert undone == [10]
+    pages = Arena(plan_pages([10, 20], page_bytes=16, spare_bytes=64), counted)
+    held = pages.read(claims(16, w=(1, 0, 20)), "a save")
+    write(pages, 1, 1)
+    held.release()
     pages.close()
     pages.close()
-    assert undone == [10, 8192]
+    assert made == undone == [2 * 4096 + 4 * 4096]
 
 
 def test_an_arena_that_cannot_be_mapped_fails_at_once() -> None:
@@ -120,23 +182,44 @@ def test_an_arena_that_cannot_be_mapped_fails_at_once() -> None:
         raise ResidencyError("no memory")
 
     with pytest.raises(ResidencyError):
-        Arena(sizes=[10], map_memory=broken, idle_spare_bytes=0)
+        Arena(plan_pages([10], page_bytes=16, spare_bytes=0), broken)
 
 
 def test_an_arena_of_nothing_holds_nothing() -> None:
     pages = arena()
-    assert pages.bytes == 0
-    assert pages.reference() == []
+    assert pages.bytes == 0 and not pages.read(claims(), "a save").pages
     pages.close()
 
 
-def test_a_reader_that_is_late_may_let_go_after_the_end() -> None:
-    pages = arena(10)
-    late = pages.reference()
-    pages.writable(0)
-    spare = pages.reference()
-    pages.writable(0)
+def test_a_reader_that_is_late_may_let_go_after_the_end_more_than_once() -> None:
+    pages = arena(100, spares=1)
+    late = pages.read(ONE, "a save")
+    write(pages, 0, 1)
     pages.close()
-    pages.release(spare)
-    pages.release(late)
-    pages.close()
+    for _ in range(2):
+        late.let_go("w")
+        late.release()
+    assert pages.references == 0
+
+
+def test_readers_of_many_threads_leave_no_reference() -> None:
+    pages = arena(1000, spares=2)
+    names = claims(**{f"w{i}": (0, i * 40, i * 40 + 40) for i in range(25)})
+
+    def save() -> None:
+        for _ in range(50):
+            reading = pages.read(names, "a save")
+            for name in names.places:
+                reading.let_go(name)
+            reading.release()
+
+    threads = [threading.Thread(target=save) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for number in range(10):
+        while pages.writable((0, number)) is None:
+            pages.wait_for([(0, number)], since=time.monotonic(), seconds=10)
+    for thread in threads:
+        thread.join(timeout=20)
+    assert pages.references == 0
+    assert torch.equal(pages.run(0).memory[:0], torch.empty(0, dtype=torch.uint8))

@@ -1,6 +1,9 @@
 """Single tensors in pages (`tidemill.residency.contents`)."""
 
+import dataclasses
+import itertools
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -9,9 +12,11 @@ import torch
 from tidemill.contracts.checkpoint import TensorBytes
 from tidemill.contracts.footprint import Part
 from tidemill.errors import CheckpointError
-from tidemill.residency.arena import Arena, map_plain
-from tidemill.residency.contents import check_loadable, checksum_of, put_bytes, tensor_bytes
+from tidemill.residency.arena import Arena, claims_of
+from tidemill.residency.contents import PagedTensor, check_loadable, checksum_of, put_bytes
+from tidemill.residency.host_memory import map_plain
 from tidemill.residency.ledger import NO_SLAB, Entry, Ledger
+from tidemill.residency.pages import PageRun, plan_pages
 
 
 def entry(stride: tuple[int, ...] = (3, 1), slab: int = 0, shape: tuple[int, ...] = (2, 3)) -> Entry:
@@ -22,16 +27,50 @@ def saved(array: np.ndarray, dtype: str = "F32") -> TensorBytes:
     return TensorBytes(dtype=dtype, shape=array.shape, data=memoryview(array.tobytes()))
 
 
+class Place:
+    """A slab of one entry, whose pages lie anywhere: `order` says where in the mapping."""
+
+    def __init__(self, at: Entry, page_bytes: int = 1 << 20, reverse: bool = False) -> None:
+        self.entry = at
+        size = -(-at.end // page_bytes) * page_bytes
+        self.arena = Arena(plan_pages([size], page_bytes=page_bytes, spare_bytes=0), map_plain)
+        whole = self.arena.run(0)
+        pages = whole.pages[::-1] if reverse else whole.pages
+        self.run = PageRun(memory=whole.memory, view=whole.view, pages=pages, page_bytes=page_bytes, bytes=size)
+        claims = claims_of({at.name: (0, at.offset, at.end)}, page_bytes=page_bytes)
+        self.reading = self.arena.read(claims, "a save")
+        self.tensor = PagedTensor(at, self.run, self.reading)
+
+
+# Pages that hold all of it, pages that hold a part each, and such pages in disorder.
+PAGINGS = [(1 << 20, False), (16, False), (16, True)]
+
+
+@pytest.mark.parametrize("paging", PAGINGS)
 @pytest.mark.parametrize("stride", [(3, 1), (1, 2), (8, 2)])
-def test_what_is_put_in_comes_out_row_major_whatever_the_strides(stride: tuple[int, ...]) -> None:
-    page = Arena(sizes=[256], map_memory=map_plain, idle_spare_bytes=0).page(0)
+def test_what_is_put_in_comes_out_row_major_whatever_the_strides(
+    stride: tuple[int, ...], paging: tuple[int, bool]
+) -> None:
+    place = Place(entry(stride), *paging)
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
-    put_bytes(entry(stride), page, saved(array))
-    out = tensor_bytes(entry(stride), [page])
-    assert bytes(out.data) == array.tobytes()
-    assert out.data.readonly
-    assert (out.dtype, out.shape) == ("F32", (2, 3))
-    assert checksum_of(entry(stride), page.memory) == checksum_of(entry(), contiguous_page(array))
+    put_bytes(place.entry, place.run, saved(array))
+    out = place.tensor
+    assert bytes(out.data) == b"".join(out.pieces()) == array.tobytes()
+    assert out.data.readonly and all(piece.readonly for piece in out.pieces())
+    assert (out.dtype, out.shape, out.nbytes) == ("F32", (2, 3), 24)
+    assert checksum_of(place.entry, place.run) == checksum_of(entry(), contiguous_slab(array))
+
+
+@pytest.mark.parametrize("paging", PAGINGS)
+@pytest.mark.parametrize("stride", [(3, 1), (1, 7), (8, 2)])
+def test_every_box_is_what_numpy_cuts(stride: tuple[int, ...], paging: tuple[int, bool]) -> None:
+    place = Place(entry(stride, shape=(7, 3)), *paging)
+    array = np.arange(21, dtype=np.float32).reshape(7, 3)
+    put_bytes(place.entry, place.run, saved(array))
+    for row, rows, column, columns in itertools.product(range(7), range(8), range(3), range(4)):
+        if row + rows <= 7 and column + columns <= 3:
+            box = array[row : row + rows, column : column + columns]
+            assert bytes(place.tensor.read((row, column), (rows, columns))) == box.tobytes()
 
 
 class Counted:
@@ -55,52 +94,74 @@ class Counted:
         return self.held.read(offset, shape)
 
 
+@pytest.mark.parametrize("paging", PAGINGS)
 @pytest.mark.parametrize("block", [1, 24, 40, 1 << 20])
 @pytest.mark.parametrize("stride", [(3, 1), (1, 7), (8, 2)])
 def test_every_saved_row_is_read_once_and_no_more_of_them_at_a_time_than_a_block(
-    monkeypatch: pytest.MonkeyPatch, stride: tuple[int, ...], block: int
+    monkeypatch: pytest.MonkeyPatch, stride: tuple[int, ...], block: int, paging: tuple[int, bool]
 ) -> None:
     monkeypatch.setattr("tidemill.residency.contents._BLOCK_BYTES", block)
-    page = Arena(sizes=[512], map_memory=map_plain, idle_spare_bytes=0).page(0)
     array = np.arange(21, dtype=np.float32).reshape(7, 3)
-    tensor, place = Counted(array), entry(stride, shape=(7, 3))
-    check_loadable(Ledger((place,)), {"w": tensor})
-    put_bytes(place, page, tensor)
+    tensor, place = Counted(array), Place(entry(stride, shape=(7, 3)), *paging)
+    check_loadable(Ledger((place.entry,)), {"w": tensor})
+    put_bytes(place.entry, place.run, tensor)
     assert tensor.rows == list(range(7)) and tensor.largest <= max(block, 12)
-    assert bytes(tensor_bytes(place, [page]).data) == array.tobytes()
+    assert bytes(place.tensor.data) == array.tobytes()
 
 
 def test_a_number_is_put_in_too() -> None:
-    page = Arena(sizes=[256], map_memory=map_plain, idle_spare_bytes=0).page(0)
-    place = entry((), shape=())
-    put_bytes(place, page, saved(np.float32(7).reshape(())))
-    assert place.view(page.memory).item() == 7
+    place = Place(entry((), shape=()))
+    put_bytes(place.entry, place.run, saved(np.float32(7).reshape(())))
+    assert np.frombuffer(place.tensor.data, np.float32) == 7
 
 
-def test_too_few_bytes_are_refused() -> None:
-    page = Arena(sizes=[256], map_memory=map_plain, idle_spare_bytes=0).page(0)
+@pytest.mark.parametrize("stride", [(3, 1), (1, 2)])
+def test_too_few_bytes_are_refused(stride: tuple[int, ...]) -> None:
+    place = Place(entry(stride))
     short = TensorBytes(dtype="F32", shape=(2, 3), data=memoryview(b"short"))
     with pytest.raises(CheckpointError, match=r"cannot load 'w': 0 bytes were read where 24 are needed"):
-        put_bytes(entry(), page, short)
+        put_bytes(place.entry, place.run, short)
 
 
-def contiguous_page(array: np.ndarray) -> torch.Tensor:
-    page = torch.zeros(256, dtype=torch.uint8)
-    page[64:88] = torch.from_numpy(array.reshape(-1).view(np.uint8).copy())
-    return page
+def contiguous_slab(array: np.ndarray) -> torch.Tensor:
+    slab = torch.zeros(256, dtype=torch.uint8)
+    slab[64:88] = torch.from_numpy(array.reshape(-1).view(np.uint8).copy())
+    return slab
 
 
-def test_a_row_major_tensor_is_handed_out_without_a_copy() -> None:
-    page = Arena(sizes=[256], map_memory=map_plain, idle_spare_bytes=0).page(0)
-    out = tensor_bytes(entry(), [page])
-    page.memory[64] = 9
-    assert out.data[0] == 9
+@pytest.mark.parametrize(("reverse", "count"), [(False, 1), (True, 2)])
+def test_a_row_major_tensor_is_handed_out_without_a_copy_in_as_many_pieces_as_it_must(
+    reverse: bool, count: int
+) -> None:
+    place = Place(entry(), 16, reverse)
+    pieces = list(place.tensor.pieces())
+    assert len(pieces) == count
+    place.run.put(64, memoryview(bytes(range(24))))
+    assert b"".join(pieces) == bytes(range(24))
 
 
 def test_a_tensor_without_elements_has_no_bytes() -> None:
     empty = entry(slab=NO_SLAB, shape=(0, 3))
-    assert tensor_bytes(empty, []).data.nbytes == 0
+    tensor = PagedTensor(empty, None, Place(entry()).reading)
+    assert tensor.data.nbytes == tensor.nbytes == len(list(tensor.pieces())) == 0
     assert checksum_of(empty, torch.zeros(0, dtype=torch.uint8)) == checksum_of(empty, torch.ones(1, dtype=torch.uint8))
+
+
+def test_a_tensor_that_was_let_go_of_is_not_read_again() -> None:
+    place = Place(entry())
+    assert place.tensor.data.nbytes == 24
+    place.reading.let_go("w")
+    for read in (place.tensor.pieces, lambda: place.tensor.data, lambda: place.tensor.read((0, 0), (1, 1))):
+        with pytest.raises(CheckpointError, match=r"'w' from the host copy: it was let go of"):
+            read()
+
+
+def test_a_tensor_is_sent_as_its_bytes() -> None:
+    place = Place(dataclasses.replace(entry(), whole=(4, 3), offset_in_whole=(2, 0)), 16, True)
+    place.run.put(64, memoryview(bytes(range(24))))
+    sent: TensorBytes = pickle.loads(pickle.dumps(place.tensor))
+    assert (bytes(sent.data), sent.spec) == (bytes(range(24)), place.tensor.spec)
+    assert sent.spec.whole == (4, 3) and sent.spec.offset == (2, 0)
 
 
 RIGHT = np.zeros((2, 3), dtype=np.float32)

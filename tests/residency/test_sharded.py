@@ -73,7 +73,7 @@ def train_beside_a_twin(rank: Rank, shape: tuple[int, ...], settings: dict[str, 
 
 def check_places(job: Job, saver: HostArenaSaver) -> None:
     """Buffer and view lie at one address of a slab; a view without elements still lies in its buffer's storage."""
-    slabs = {slab.memory.untyped_storage().data_ptr() for slab in saver._slabs}
+    slabs = {slab.memory.flat.untyped_storage().data_ptr() for slab in saver._crossing.slabs}
     for known in parameters_of(job.model):
         buffer, local = known._sharded_param_data, known.sharded_param._local_tensor
         assert buffer.untyped_storage().data_ptr() in slabs

@@ -3,17 +3,38 @@
 import pytest
 import torch
 
-from tidemill.residency.transfer import CudaTransfer, HostTransfer
+from tidemill.residency.transfer import CudaTransfer, HostTransfer, numbered, transfer_for
 
 
 def test_a_host_copy_is_there_when_it_is_finished() -> None:
     source, target = torch.arange(100, dtype=torch.uint8), torch.zeros(100, dtype=torch.uint8)
-    transfer = HostTransfer()
+    transfer = transfer_for(torch.device("cpu"))
+    assert isinstance(transfer, HostTransfer)
     transfer.begin()
     transfer.copy(target, source)
+    transfer.mark()()
     transfer.finish()
     transfer.give_back()
     assert torch.equal(source, target)
+
+
+def test_a_cpu_has_no_number() -> None:
+    assert numbered(torch.device("cpu")) == torch.device("cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_mark_says_when_what_was_queued_before_it_is_there() -> None:
+    transfer = CudaTransfer(numbered(torch.device("cuda")))
+    source, target = torch.ones(1 << 26, dtype=torch.uint8).pin_memory(), torch.zeros(1 << 26, device="cuda").byte()
+    other = torch.cuda.Stream()
+    transfer.begin()
+    transfer.copy(target, source)
+    transfer.mark()()
+    with torch.cuda.stream(other):
+        total = target.sum()
+    other.synchronize()
+    assert total.item() == 1 << 26
 
 
 @pytest.mark.gpu

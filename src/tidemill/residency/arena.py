@@ -1,185 +1,223 @@
-"""Host memory that holds what sleeps: one page for each slab, spare pages for those that a writer still reads.
+"""Host memory that holds what sleeps: pages, and the table that says which of them hold which slab.
 
-The pages of all slabs lie in one mapping, allocated and touched once: pinned memory allocated in each sleep is what
-makes others run at a tenth of the bus. A page that a snapshot references is never written; its slab moves to a spare
-page (copy-on-write) and back home when it can.
+All pages lie in one mapping, allocated, touched and registered once: pinned memory allocated in each sleep is what
+makes others run at a tenth of the bus. A page that a snapshot references is never written; a spare page takes its place
+(copy-on-write) until the slab can go home again. When no spare page is left, whoever writes waits for a reader to let
+go of a single page.
 """
 
-import mmap
 import threading
+import time
 import weakref
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from tidemill.errors import ResidencyError
-from tidemill.units import MIB, format_bytes
+from tidemill.faults import skipped
+from tidemill.residency.host_memory import MapMemory
+from tidemill.residency.pages import Page, PagePlan, PageRun
+from tidemill.units import format_bytes, format_seconds
 
-__all__ = ["Arena", "Page", "map_pinned", "map_plain"]
+__all__ = ["Arena", "Claims", "Place", "Reading", "claims_of"]
 
-# Where DMA engines and O_DIRECT writes are at ease.
-_ALIGNMENT = 4096
-_TOUCH_BYTES = 256 * MIB
-
-MapMemory = Callable[[int], tuple[mmap.mmap, Callable[[], None]]]
-
-
-@dataclass(eq=False)
-class Page:
-    """Host memory of one slab. `memory` is flat uint8; `view` are the same bytes; `references` counts its readers."""
-
-    memory: torch.Tensor
-    view: memoryview
-    unmap: Callable[[], object]
-    spare: bool
-    references: int = field(default=0)
-
-    @property
-    def bytes(self) -> int:
-        """Size of the page."""
-        return self.memory.numel()
+Place = tuple[int, int]
+"""Number of a slab, and of a page in it."""
 
 
-def map_plain(size: int) -> tuple[mmap.mmap, Callable[[], None]]:
-    """`size` bytes of anonymous memory; the system provides them when they are first written."""
-    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), lambda: None
+@dataclass(frozen=True, kw_only=True)
+class Claims:
+    """Which places each tensor lies on, by name, and how many tensors lie on each place."""
+
+    places: Mapping[str, tuple[Place, ...]]
+    readers: Mapping[Place, int]
 
 
-def map_pinned(size: int) -> tuple[mmap.mmap, Callable[[], None]]:
-    """`size` bytes in huge pages, touched by several threads and then registered with CUDA in one call.
-
-    In this order: registering pages that exist runs ten times as fast as allocating pinned memory.
-    """
-    memory, _ = map_plain(size)
-    memory.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(memory, dtype=torch.uint8)
-    with ThreadPoolExecutor(max_workers=16) as pool:
-        list(pool.map(lambda start: whole[start : start + _TOUCH_BYTES].zero_(), range(0, size, _TOUCH_BYTES)))
-    address = whole.data_ptr()
-    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    code = int(runtime.cudaHostRegister(address, size, 0))
-    if code != 0:
-        raise ResidencyError(
-            f"cannot pin {format_bytes(size)} of host memory: cudaHostRegister returned {code}; "
-            "raise the limit of locked memory (ulimit -l) or free host memory"
-        )
-    return memory, lambda: runtime.cudaHostUnregister(address)
+def claims_of(ranges: Mapping[str, tuple[int, int, int]], *, page_bytes: int) -> Claims:
+    """`ranges` are slab, first byte and one past the last byte of each tensor; one without bytes is not among them."""
+    places = {
+        name: tuple((slab, number) for number in range(start // page_bytes, (end - 1) // page_bytes + 1))
+        for name, (slab, start, end) in ranges.items()
+    }
+    readers: dict[Place, int] = {}
+    for places_of_one in places.values():
+        for place in places_of_one:
+            readers[place] = readers.get(place, 0) + 1
+    return Claims(places=places, readers=readers)
 
 
 class Arena:
-    """Pages of `sizes` bytes, one for each slab, and the table that says which page holds which slab.
+    """Every slab has pages of its own, where its bytes are unless a reader was in the way."""
 
-    At most `idle_spare_bytes` of spare pages are kept when nobody uses them; the others go back to the system.
-    """
+    def __init__(self, plan: PagePlan, map_memory: MapMemory) -> None:
+        """Raises what `map_memory` raises."""
+        self._plan = plan
+        self._memory, self._view = torch.empty(0, dtype=torch.uint8), memoryview(b"")
+        # A finalizer runs once, at the latest when the arena or the process ends: pinned memory is never just dropped.
+        self._unmap = weakref.finalize(self, _nothing)
+        if plan.bytes:
+            memory, unmap = map_memory(plan.bytes)
+            self._unmap = weakref.finalize(self, unmap)
+            self._memory, self._view = torch.frombuffer(memory, dtype=torch.uint8), memoryview(memory)
+        self._table = [list(pages) for pages in plan.home]
+        self._free = list(plan.spares)
+        self._readings: list[Reading] = []
+        self._changed = threading.Condition()
 
-    def __init__(self, *, sizes: Sequence[int], map_memory: MapMemory, idle_spare_bytes: int) -> None:
-        self._map = map_memory
-        self._idle_limit = idle_spare_bytes
-        self._idle: list[Page] = []
-        self._spares: set[Page] = set()
-        self._lock = threading.Lock()
-        self._home = self._map_home(sizes)
-        self._table = list(self._home)
+    def run(self, slab: int) -> PageRun:
+        """The slab's pages as they are now."""
+        pages = self._table[slab]
+        size = sum(page.bytes for page in self._plan.home[slab])
+        return PageRun(
+            memory=self._memory, view=self._view, pages=tuple(pages), page_bytes=self._plan.page_bytes, bytes=size
+        )
 
-    def _map_home(self, sizes: Sequence[int]) -> list[Page]:
-        aligned = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes]
-        total = sum(aligned)
-        if total == 0:
-            return []
-        memory, unmap = self._map(total)
-        self._unmap_home = weakref.finalize(self, unmap)
-        whole, view = torch.frombuffer(memory, dtype=torch.uint8), memoryview(memory)
-        pages, start = [], 0
-        for size, step in zip(sizes, aligned, strict=True):
-            page = Page(whole[start : start + size], view[start : start + size], lambda: None, spare=False)
-            pages.append(page)
-            start += step
-        return pages
+    @property
+    def page_bytes(self) -> int:
+        """Of every page of a slab but its last."""
+        return self._plan.page_bytes
 
-    def page(self, slab: int) -> Page:
-        """The page that holds the slab now."""
-        return self._table[slab]
+    def places(self, slab: int) -> list[Place]:
+        """Every page of the slab."""
+        return [(slab, number) for number in range(len(self._table[slab]))]
 
-    def writable(self, slab: int) -> Page:
-        """A page for new contents of the slab: nobody references it. It becomes the slab's page in the table."""
-        with self._lock:
-            old = self._table[slab]
-            home = self._home[slab]
-            if home.references == 0:
-                new = home
-            elif old.references == 0:
-                new = old
-            else:
-                new = self._spare(home.bytes)
-            self._table[slab] = new
+    def writable(self, place: Place) -> torch.Tensor | None:
+        """Memory for new contents of the place, which nobody references and which is the slab's from now on.
+
+        None while a reader holds what is there and all spare pages are in use.
+        """
+        slab, number = place
+        home = self._plan.home[slab][number]
+        with self._changed:
+            old = self._table[slab][number]
+            new = self._unread(home, old)
+            if new is None:
+                return None
+            self._table[slab][number] = new
             if old is not new and old.references == 0:
                 self._retire(old)
-            return new
+            return self._memory[new.start : new.start + home.bytes]
 
-    def reference(self) -> list[Page]:
-        """Every slab's page, each with one reference more; `release` takes them away."""
-        with self._lock:
-            pages = list(self._table)
-            for page in pages:
-                page.references += 1
-            return pages
-
-    def release(self, pages: Sequence[Page]) -> None:
-        """Take one reference from each page."""
-        with self._lock:
-            for page in pages:
-                page.references -= 1
-                if page.references == 0 and page not in self._table:
-                    self._retire(page)
-
-    def _spare(self, size: int) -> Page:
-        fitting = [page for page in self._idle if page.bytes == size]
-        if fitting:
-            self._idle.remove(fitting[0])
-            return fitting[0]
-        memory, unmap = self._map(size)
-        # A finalizer runs once, at the latest when the arena or the process ends: pinned memory is never just dropped.
-        once = weakref.finalize(self, unmap)
-        page = Page(torch.frombuffer(memory, dtype=torch.uint8), memoryview(memory), once, spare=True)
-        self._spares.add(page)
-        return page
+    def _unread(self, home: Page, old: Page) -> Page | None:
+        for page in (home, old):
+            if page.references == 0 or skipped("residency.copy-on-write"):
+                return page
+        return self._free.pop() if self._free else None
 
     def _retire(self, page: Page) -> None:
-        if not page.spare:
-            return
-        if sum(idle.bytes for idle in self._idle) + page.bytes <= self._idle_limit:
-            self._idle.append(page)
-            return
-        self._spares.discard(page)  # gone already when the arena was closed under a reader
-        # The mapping itself goes when the last view of it does: a reader that is late reads old bytes, not a fault.
-        page.unmap()
+        if page.spare:
+            self._free.append(page)
+
+    def wait_for(self, places: Iterable[Place], *, since: float, seconds: float) -> None:
+        """Until one of `places`, which were not writable, may be; at most `seconds` from `since` on (monotonic).
+
+        Raises ResidencyError, which says who reads them.
+        """
+        wanted = list(places)
+        ends = since + seconds
+        with self._changed:
+            while not (self._free or any(self._could(place) for place in wanted)):
+                left = ends - time.monotonic()
+                if left <= 0:
+                    raise ResidencyError(self._held_text(wanted, seconds))
+                self._changed.wait(left)
+
+    def _could(self, place: Place) -> bool:
+        slab, number = place
+        return self._plan.home[slab][number].references == 0 or self._table[slab][number].references == 0
+
+    def _held_text(self, places: Sequence[Place], seconds: float) -> str:
+        held = sum(self._plan.home[slab][number].bytes for slab, number in places)
+        readers = ", ".join(f"{reading.label} ({format_bytes(reading.bytes)})" for reading in self._readings)
+        spares = sum(page.bytes for page in self._plan.spares)
+        return (
+            f"{len(places)} pages of the host copy ({format_bytes(held)}) cannot be written: after "
+            f"{format_seconds(seconds)} they are still read by {readers}, and all {len(self._plan.spares)} spare pages "
+            f"({format_bytes(spares)}) are in use; raise residency.spare, save less often, or see why the disk is slow"
+        )
+
+    def read(self, claims: Claims, label: str) -> "Reading":
+        """Hold the present pages under all of `claims`; `label` says in messages who reads."""
+        with self._changed:
+            reading = Reading(self, claims, label, {place: self._table[place[0]][place[1]] for place in claims.readers})
+            for page in reading.pages.values():
+                page.references += 1
+            self._readings.append(reading)
+            return reading
+
+    def _drop(self, reading: "Reading", places: Iterable[Place]) -> None:
+        """Under the lock."""
+        for place in places:
+            page = reading.pages.pop(place)
+            page.references -= 1
+            if page.references == 0 and page is not self._table[place[0]][place[1]]:
+                self._retire(page)
+        if not reading.pages and reading in self._readings:
+            self._readings.remove(reading)
+        self._changed.notify_all()
 
     @property
     def references(self) -> int:
         """References held on all pages together; 0 when no snapshot is alive."""
-        with self._lock:
-            return sum(page.references for page in {*self._home, *self._spares})
+        with self._changed:
+            return sum(len(reading.pages) for reading in self._readings)
 
     @property
     def bytes(self) -> int:
-        """Host memory of all pages, spare ones included."""
-        with self._lock:
-            return sum(page.bytes for page in self._home) + sum(page.bytes for page in self._spares)
+        """Host memory of all pages, spare ones included; alignment is not."""
+        home = sum(page.bytes for pages in self._plan.home for page in pages)
+        return home + sum(page.bytes for page in self._plan.spares)
 
     @property
-    def spare_bytes(self) -> int:
-        """Host memory of spare pages, used or idle: for tests of what is kept and what goes back."""
-        with self._lock:
-            return sum(page.bytes for page in self._spares)
+    def spare_pages(self) -> int:
+        """Spare pages in use: for tests of what goes back."""
+        with self._changed:
+            return len(self._plan.spares) - len(self._free)
 
     def close(self) -> None:
-        """Unpin everything. Snapshots that are still held stay readable."""
-        with self._lock:
-            for page in self._spares:
-                page.unmap()
-            self._spares.clear()
-            self._idle.clear()
-            if self._home:
-                self._unmap_home()
+        """Unpin everything. Snapshots that are still held stay readable: the mapping goes with its last view."""
+        self._unmap()
+
+
+class Reading:
+    """The pages that one snapshot holds, each until every tensor on it was let go of. Any thread may call it."""
+
+    def __init__(self, arena: Arena, claims: Claims, label: str, pages: dict[Place, Page]) -> None:
+        self.label = label
+        self.pages = pages
+        self._arena = arena
+        self._claims = claims
+        self._readers = dict(claims.readers)
+        self._gone: set[str] = set()
+        self._released = False
+
+    @property
+    def bytes(self) -> int:
+        """Of the pages still held."""
+        return sum(page.bytes for page in self.pages.values())
+
+    def holds(self, name: str) -> bool:
+        """Whether the tensor may be read."""
+        return not self._released and name not in self._gone
+
+    def let_go(self, name: str) -> None:
+        """The tensor is read no more; nothing when that was said before."""
+        with self._arena._changed:
+            if not self.holds(name):
+                return
+            self._gone.add(name)
+            places = self._claims.places.get(name, ())
+            for place in places:
+                self._readers[place] -= 1
+            self._arena._drop(self, [place for place in places if self._readers[place] == 0])
+
+    def release(self) -> None:
+        """Nothing is read any more; nothing when that was said before."""
+        with self._arena._changed:
+            self._released = True
+            self._arena._drop(self, list(self.pages))
+
+
+def _nothing() -> None:
+    pass

@@ -51,6 +51,14 @@ class Entry:
         return self.elements * self.dtype.itemsize
 
     @property
+    def end(self) -> int:
+        """One past its last byte in the slab; strides may leave gaps before it."""
+        if self.elements == 0:
+            return self.offset
+        last = sum((size - 1) * stride for size, stride in zip(self.shape, self.stride, strict=True))
+        return self.offset + (last + 1) * self.dtype.itemsize
+
+    @property
     def row_major(self) -> bool:
         """Whether the elements lie row-major and without gaps, so that a slice of the slab is the tensor."""
         expected = 1

@@ -1,10 +1,11 @@
 """How bytes cross between device and host, and how a device's memory is given back."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 
-__all__ = ["CudaTransfer", "HostTransfer", "Transfer"]
+__all__ = ["CudaTransfer", "HostTransfer", "Transfer", "numbered", "transfer_for"]
 
 
 class Transfer(Protocol):
@@ -16,6 +17,10 @@ class Transfer(Protocol):
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Start copying flat uint8 `source` to `target`."""
+        ...
+
+    def mark(self) -> Callable[[], None]:
+        """What returns, in any thread, when all copies started so far are complete."""
         ...
 
     def finish(self) -> None:
@@ -36,6 +41,10 @@ class HostTransfer:
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Copy now."""
         target.copy_(source)
+
+    def mark(self) -> Callable[[], None]:
+        """Complete already."""
+        return self.finish
 
     def finish(self) -> None:
         """Nothing to wait for."""
@@ -60,6 +69,13 @@ class CudaTransfer:
         with torch.cuda.stream(self._stream):
             target.copy_(source, non_blocking=True)
 
+    def mark(self) -> Callable[[], None]:
+        """An event behind what is queued; waited for by the host, so that every stream may use the bytes then."""
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+        wait: Callable[[], None] = event.synchronize
+        return wait
+
     def finish(self) -> None:
         """Wait for the copying stream."""
         self._stream.synchronize()
@@ -69,3 +85,15 @@ class CudaTransfer:
         torch.cuda.synchronize(self._device)
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
+
+
+def transfer_for(device: torch.device) -> Transfer:
+    """How bytes leave this device."""
+    return CudaTransfer(device) if device.type == "cuda" else HostTransfer()
+
+
+def numbered(device: torch.device) -> torch.device:
+    """The device with its number: `cuda` is the current one, now and for good."""
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device

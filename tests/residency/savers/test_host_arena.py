@@ -1,24 +1,24 @@
 """The host copy saver (`tidemill.residency.savers.host_arena`): sleep that really releases, wake that is exact."""
 
-import copy
-import dataclasses
 import threading
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.residency.savers.kinds import KINDS, RESIZED, Kind, of_kind
 from torch import nn
 
 from tidemill import faults
-from tidemill.contracts.checkpoint import TensorBytes
+from tidemill.contracts.checkpoint import HeldTensor, TensorBytes
 from tidemill.contracts.footprint import Part
 from tidemill.errors import CheckpointError, ResidencyError
 from tidemill.residency.savers.host_arena import HostArenaSaver
 
 
-def saver(page_bytes: int = 1024) -> HostArenaSaver:
-    return HostArenaSaver(device="cpu", page_bytes=page_bytes, pin=False)
+def saver(page_bytes: int = 1024, **changes: Any) -> HostArenaSaver:
+    return of_kind(RESIZED, page_bytes=page_bytes, **changes)
 
 
 class Tied(nn.Module):
@@ -40,15 +40,16 @@ class Tied(nn.Module):
 class Run:
     """A model, AdamW with its state created at once, and a saver over all of it."""
 
-    def __init__(self, page_bytes: int) -> None:
+    def __init__(self, page_bytes: int, kind: Kind = RESIZED, **changes: Any) -> None:
         torch.manual_seed(0)
-        self.model = Tied()
+        self.kind, self.page_bytes = kind, page_bytes
+        self.model = Tied().to(kind.device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05)
         for parameter in self.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self.saver = saver(page_bytes)
+        self.saver = of_kind(kind, page_bytes=page_bytes, **changes)
         self.version = 0
 
     def freeze(self) -> "Run":
@@ -62,7 +63,7 @@ class Run:
         return self
 
     def step(self, seed: int) -> float:
-        ids = torch.randint(0, 11, (4, 5), generator=torch.Generator().manual_seed(seed))
+        ids = torch.randint(0, 11, (4, 5), generator=torch.Generator().manual_seed(seed)).to(self.kind.device)
         loss = nn.functional.cross_entropy(self.model(ids).flatten(0, 1), ids.flatten())
         loss.backward()
         self.optimizer.step()
@@ -75,10 +76,10 @@ class Run:
         self.saver.release(self.version)
 
     def state(self) -> dict[str, torch.Tensor]:
-        tensors = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+        tensors = {name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()}
         for name, parameter in self.model.named_parameters():
             for key, value in self.optimizer.state[parameter].items():
-                tensors[f"{name}.{key}"] = value.clone()
+                tensors[f"{name}.{key}"] = value.cpu().clone()
         return tensors
 
 
@@ -86,13 +87,27 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return request.param
+
+
+ROOM = 1 << 18  # spare pages for several whole versions
+
+
 @pytest.fixture(params=[512, 1024, 1 << 20])
-def run(request: pytest.FixtureRequest) -> Run:
-    return Run(request.param).freeze()
+def run(request: pytest.FixtureRequest, kind: Kind) -> Run:
+    return Run(request.param, kind, spare_bytes=ROOM * request.param // 512).freeze()
+
+
+@pytest.fixture
+def small(kind: Kind) -> Run:
+    """Of many slabs."""
+    return Run(512, kind).freeze()
 
 
 def test_training_with_a_sleep_between_all_steps_is_bit_identical_to_a_twin_that_never_slept(run: Run) -> None:
-    twin = Run(1024)
+    twin = Run(1024, run.kind)
     for seed in range(6):
         assert run.step(seed) == twin.step(seed)
         run.sleep()
@@ -104,13 +119,13 @@ def test_asleep_no_registered_tensor_has_a_byte(run: Run) -> None:
     tensors = [*run.model.parameters(), run.model.scale, *run.optimizer.state[run.model.turned].values()]
     run.sleep()
     assert run.saver.resident_part() == Part.NONE
-    assert [tensor.untyped_storage().nbytes() for tensor in tensors] == [0] * len(tensors)
+    assert all(run.kind.is_away(tensor, run.saver) for tensor in tensors)
     run.saver.restore()
-    assert all(tensor.untyped_storage().nbytes() > 0 for tensor in tensors)
+    assert not any(run.kind.is_away(tensor, run.saver) for tensor in tensors)
 
 
-def test_freezing_changes_no_value_no_stride_and_no_object() -> None:
-    run = Run(1024)
+def test_freezing_changes_no_value_no_stride_and_no_object(kind: Kind) -> None:
+    run = Run(1024, kind)
     before, turned = run.state(), run.model.turned
     run.freeze()
     assert same(run.state(), before)
@@ -162,7 +177,7 @@ def test_views_of_one_flat_buffer_stay_views_of_it() -> None:
     assert as_list(keeper.snapshot().tensors["turned"]) == [0.0, 6.0, 2.0, 8.0, 4.0, 10.0]
 
 
-def as_list(tensor: TensorBytes) -> list[float]:
+def as_list(tensor: HeldTensor) -> list[float]:
     return np.frombuffer(tensor.data, dtype=np.float32).tolist()
 
 
@@ -204,7 +219,7 @@ def test_waking_by_part_leaves_the_other_part_asleep(run: Run) -> None:
     run.sleep()
     run.saver.restore(Part.WEIGHTS)
     assert run.saver.resident_part() == Part.WEIGHTS
-    assert run.optimizer.state[run.model.turned]["exp_avg"].untyped_storage().nbytes() == 0
+    assert run.kind.is_away(run.optimizer.state[run.model.turned]["exp_avg"], run.saver)
     run.saver.release(run.version)
     assert run.saver.resident_part() == Part.NONE
 
@@ -218,7 +233,7 @@ def test_weights_changed_while_the_optimizer_sleeps_are_captured_with_it(run: Ru
     run.version += 1
     run.sleep()
     run.saver.restore()
-    twin = Run(1024)
+    twin = Run(1024, run.kind)
     twin.step(0)
     with torch.no_grad():
         twin.model.turned.mul_(2.0)
@@ -229,7 +244,8 @@ def test_sizes_are_reported_awake_and_asleep(run: Run) -> None:
     awake = [run.saver.device_bytes(part) for part in (Part.WEIGHTS, Part.OPTIMIZER, Part.ALL, Part.KV_CACHE)]
     run.sleep()
     assert [run.saver.device_bytes(p) for p in (Part.WEIGHTS, Part.OPTIMIZER, Part.ALL, Part.KV_CACHE)] == awake
-    assert awake[0] + awake[1] == awake[2] == run.saver.host_bytes()
+    spare = run.saver.host_bytes() - awake[2]
+    assert awake[0] + awake[1] == awake[2] and 0 < spare <= ROOM * run.page_bytes // 512
     assert awake[3] == 0
 
 
@@ -289,21 +305,21 @@ def test_before_the_freeze_and_after_it_the_wrong_calls_are_refused() -> None:
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
-def test_a_wake_that_fails_half_way_leaves_all_asleep_and_the_next_one_is_exact(nth: int) -> None:
-    run = Run(512).freeze()
+def test_a_wake_that_fails_half_way_leaves_all_asleep_and_the_next_one_is_exact(nth: int, small: Run) -> None:
+    run = small
     run.step(0)
     before = run.state()
     run.sleep()
     with faults.armed(f"residency.restore.slab=raise@{nth}"), pytest.raises(ResidencyError, match="asleep as before"):
         run.saver.restore()
     assert run.saver.resident_part() == Part.NONE
-    assert all(parameter.untyped_storage().nbytes() == 0 for parameter in run.model.parameters())
+    assert all(run.kind.is_away(parameter, run.saver) for parameter in run.model.parameters())
     run.saver.restore()
     assert same(run.state(), before)
 
 
-def test_a_part_that_is_awake_survives_the_failed_wake_of_another() -> None:
-    run = Run(512).freeze()
+def test_a_part_that_is_awake_survives_the_failed_wake_of_another(small: Run) -> None:
+    run = small
     run.sleep()
     run.saver.restore(Part.WEIGHTS)
     with faults.armed("residency.restore.slab=raise@2"), pytest.raises(ResidencyError):
@@ -325,8 +341,8 @@ def test_a_capture_that_fails_seals_nothing_and_can_be_repeated(run: Run) -> Non
     assert same(run.state(), before)
 
 
-def test_a_release_that_fails_half_way_leaves_all_awake() -> None:
-    run = Run(512).freeze()
+def test_a_release_that_fails_half_way_leaves_all_awake(small: Run) -> None:
+    run = small
     before = run.state()
     with faults.armed("residency.release.slab=raise@3"), pytest.raises(ResidencyError, match="awake as before"):
         run.sleep()
@@ -335,6 +351,8 @@ def test_a_release_that_fails_half_way_leaves_all_awake() -> None:
 
 
 def test_memory_lent_to_numpy_is_not_released_under_it(run: Run) -> None:
+    if run.kind is not RESIZED:
+        pytest.skip("numpy knows an address, which this kind keeps")
     array = run.model.scale.numpy()
     with pytest.raises(ResidencyError, match=r"clone\(\)\.numpy"):
         run.sleep()
@@ -345,7 +363,7 @@ def test_memory_lent_to_numpy_is_not_released_under_it(run: Run) -> None:
 # Snapshots
 
 
-def contents(tensors: dict[str, TensorBytes]) -> dict[str, bytes]:
+def contents(tensors: dict[str, HeldTensor]) -> dict[str, bytes]:
     return {name: bytes(tensor.data) for name, tensor in tensors.items()}
 
 
@@ -366,17 +384,17 @@ def test_a_snapshot_never_changes_though_training_goes_on_and_the_tenant_sleeps_
 
 
 def test_spare_pages_are_given_back_when_the_writer_is_done() -> None:
-    run = Run(512).freeze()
+    run = Run(512, spare_bytes=ROOM).freeze()
     usual = run.saver.host_bytes()
     run.saver.capture(0)
     snapshot = run.saver.snapshot()
     run.step(0)
     run.saver.capture(run.version)
-    assert usual < run.saver.host_bytes() <= 2 * usual
+    assert run.saver._arena.spare_pages > 0
     snapshot.release()
     run.step(1)
     run.saver.capture(run.version)
-    assert run.saver.host_bytes() <= usual + max(512, usual // 10)
+    assert (run.saver._arena.spare_pages, run.saver.host_bytes()) == (0, usual)
 
 
 def test_a_snapshot_may_be_released_twice_and_from_any_thread(run: Run) -> None:
@@ -387,7 +405,7 @@ def test_a_snapshot_may_be_released_twice_and_from_any_thread(run: Run) -> None:
         thread.start()
     for thread in threads:
         thread.join(timeout=10)
-    assert run.saver.references() == len({entry.slab for entry in run.saver.ledger})
+    assert run.saver.references() == len(run.saver._claims.readers)
     second.release()
     assert run.saver.references() == 0
 
@@ -400,7 +418,7 @@ def test_a_snapshot_cannot_be_written_to_and_holds_what_torch_holds(run: Run) ->
     run.saver.restore()
     for name, value in run.state().items():
         if name != "head.weight":
-            assert bytes(tensors[name].data) == value.contiguous().numpy().tobytes(), name
+            assert bytes(tensors[name].data) == b"".join(tensors[name].pieces()) == value.contiguous().numpy().tobytes()
             assert tensors[name].shape == tuple(value.shape)
 
 
@@ -452,7 +470,7 @@ def test_a_load_whose_bytes_run_short_changes_no_tensor_and_the_next_snapshot_is
     run.step(1)
     before = run.state()
     last = list(then.tensors)[-1]
-    short = dataclasses.replace(then.tensors[last], data=memoryview(b""))
+    short = TensorBytes(dtype="F32", shape=then.tensors[last].shape, data=memoryview(b""))
     with pytest.raises(CheckpointError, match=f"cannot load '{last}': 0 bytes were read where"):
         run.saver.load({**then.tensors, last: short})
     assert same(run.state(), before)
@@ -509,26 +527,3 @@ def test_thirty_rounds_leave_host_and_device_bytes_flat(run: Run) -> None:
         run.saver.restore()
         sizes.add((run.saver.host_bytes(), run.saver.device_bytes(Part.ALL)))
     assert len(sizes) == 1
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_cuda_the_bytes_leave_the_device_and_come_back_exact() -> None:
-    keeper = HostArenaSaver(device="cuda", page_bytes=8 << 20, pin=True)
-    tensors = {f"w{i}": torch.randn(1 << 20, device="cuda") for i in range(20)}
-    before = {name: tensor.clone().cpu() for name, tensor in tensors.items()}
-    for name, tensor in tensors.items():
-        keeper.add(name, tensor, Part.WEIGHTS)
-    keeper.freeze()
-    torch.cuda.empty_cache()
-    awake = torch.cuda.memory_reserved()
-    for key in range(3):
-        keeper.capture(key)
-        keeper.release(key)
-        assert awake - torch.cuda.memory_reserved() >= keeper.device_bytes(Part.ALL)
-        keeper.restore()
-    assert same({name: tensor.cpu() for name, tensor in tensors.items()}, before)
-    held = keeper.snapshot()
-    assert bytes(held.tensors["w3"].data) == copy.copy(before["w3"]).numpy().tobytes()
-    held.release()
-    keeper.close()

@@ -67,6 +67,7 @@ def make_fsdp_trainer(tiny_models: Callable[..., Path]) -> MakeFsdpTrainer:
             "max_grad_norm": 1.0,
             "phases": {"warm_up": WARM_UP, "rl": RL},
             "page_bytes": 1 << 16,
+            "spare_bytes": 1 << 22,  # for tests that hold several versions
             "emit": ignore,
         }
         return FsdpTrainer(**(settings | changes))

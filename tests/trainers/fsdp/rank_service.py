@@ -12,7 +12,7 @@ import torch
 from tidemill.algorithms.deal import deal, deal_rows
 from tidemill.contracts.algorithm import Loss
 from tidemill.contracts.batch import Batch
-from tidemill.contracts.checkpoint import Saved, TensorBytes
+from tidemill.contracts.checkpoint import HeldTensor, Saved, TensorBytes
 from tidemill.contracts.events import Emit, ignore
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.workers import Place
@@ -47,6 +47,7 @@ def trainer_settings(model: Path) -> dict[str, Any]:
         "max_grad_norm": 1.0,
         "phases": {"rl": RL},
         "page_bytes": 1 << 16,
+        "spare_bytes": 1 << 22,  # for tests that hold several versions
         "deadline": DEADLINE,
     }
 
@@ -159,14 +160,9 @@ class RankService:
         self.trainer.load(saved)
 
 
-def _copied(tensor: TensorBytes) -> TensorBytes:
-    return TensorBytes(
-        dtype=tensor.dtype,
-        shape=tensor.shape,
-        data=memoryview(bytes(tensor.data)),
-        whole=tensor.whole,
-        offset=tensor.offset,
-    )
+def _copied(tensor: HeldTensor) -> TensorBytes:
+    spec, data = tensor.spec, memoryview(bytes(tensor.data))
+    return TensorBytes(dtype=tensor.dtype, shape=tensor.shape, data=data, whole=spec.whole, offset=spec.offset)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,12 +1,15 @@
-"""Sleep by copying slabs to pinned host pages and emptying their storages; wake by the way back.
+"""Sleep by copying slabs to pinned host pages and freeing their memory; wake by the way back.
 
 Every registered tensor is re-homed once, at `freeze`, into slabs that we own: storages that a loader made may not be
 resizable, and thousands of small ones cost more to free than to copy. Tensor objects, views among the registered
 ones and an optimizer's references stay what they are through every sleep.
 """
 
+import collections
+import contextlib
+import functools
 import threading
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Collection, Generator, Hashable, Iterator, Mapping
 
 import torch
 from torch import nn
@@ -15,12 +18,16 @@ from tidemill import faults
 from tidemill.contracts.checkpoint import SavedTensor, Snapshot
 from tidemill.contracts.footprint import Part
 from tidemill.errors import ResidencyError
-from tidemill.residency.arena import Arena, Page, map_pinned, map_plain
-from tidemill.residency.contents import check_loadable, checksum_of, put_bytes, tensor_bytes
+from tidemill.residency.contents import PagedTensor, check_loadable, checksum_of, put_bytes
+from tidemill.residency.device_memory import MakeDeviceMemory, ResizedStorage
+from tidemill.residency.host_memory import available_bytes, map_pinned, map_plain, refuse_pageable
 from tidemill.residency.ledger import NO_SLAB, Ledger
 from tidemill.residency.registration import Registration
-from tidemill.residency.slabs import Slab, build_slabs
-from tidemill.residency.transfer import CudaTransfer, HostTransfer, Transfer
+from tidemill.residency.savers.crossing import Captured
+from tidemill.residency.savers.pieces import bring_all, bring_in, take_out
+from tidemill.residency.savers.preparation import Kept, Preparation, nothing_kept
+from tidemill.residency.transfer import numbered, transfer_for
+from tidemill.residency.turns import Turn, Turns
 from tidemill.units import MIB, format_bytes
 
 __all__ = ["HostArenaSaver"]
@@ -30,22 +37,48 @@ class HostArenaSaver:
     """Keeps what a tenant registered, awake on the device or asleep in host pages.
 
     `add` everything, `freeze`, then any number of `capture(key)`, `release(key)`, `restore(part)`. The key stands for
-    the contents: whoever changes a registered tensor uses another key from then on. `page_bytes` bounds a slab that
-    holds several tensors. `pin` page-locks the host pages, for a CUDA device.
+    the contents: whoever changes a registered tensor uses another key from then on. Calls of several threads wait for
+    each other; what only looks, or lets go of a snapshot, waits for nobody.
     """
 
-    def __init__(self, *, device: torch.device | str, page_bytes: int = 64 * MIB, pin: bool) -> None:
-        self._device = _numbered(torch.device(device))
-        self._page_bytes = page_bytes
-        self._map = map_pinned if pin else map_plain
+    def __init__(
+        self,
+        *,
+        device: torch.device | str,
+        page_bytes: int = 64 * MIB,
+        spare_bytes: int | None = None,
+        pin: bool,
+        deadline: float = 300.0,
+        warn: Callable[[str], None] = refuse_pageable,
+        make_memory: MakeDeviceMemory = ResizedStorage,
+        free_host_bytes: Callable[[], int] = available_bytes,
+    ) -> None:
+        """`page_bytes` is the size of a host page, and bounds a slab that holds several tensors.
+
+        `spare_bytes` bounds the pages for what changes while a snapshot is read; None is a tenth of the state, and two
+        pages at least. With none left a capture waits for a reader, `deadline` seconds at most. `pin` page-locks the
+        host pages, for a CUDA device; `warn` is told when that cannot be. `make_memory` is the kind of device memory.
+        """
+        self._device = numbered(torch.device(device))
+        self._preparation = Preparation(
+            device=self._device,
+            page_bytes=page_bytes,
+            spare_bytes=spare_bytes,
+            deadline=deadline,
+            map_memory=functools.partial(map_pinned, warn=warn) if pin else map_plain,
+            make_memory=make_memory,
+            free_host_bytes=free_host_bytes,
+        )
         self._registration = Registration(self._device)
-        self._slabs: list[Slab] = []
-        self._ledger = Ledger(())
-        self._arena = Arena(sizes=(), map_memory=map_plain, idle_spare_bytes=0)
-        self._transfer: Transfer = CudaTransfer(self._device) if self._device.type == "cuda" else HostTransfer()
+        self._transfer = transfer_for(self._device)
+        self._keep(nothing_kept(self._transfer))
+        self._turns = Turns(seconds=deadline)
+        self._lock = threading.Lock()
         self._sealed: Hashable | None = None
         self._frozen = False
-        self._lock = threading.RLock()
+
+    def _keep(self, kept: Kept) -> None:
+        self._ledger, self._claims, self._arena, self._crossing = kept.ledger, kept.claims, kept.arena, kept.crossing
 
     def follow(self, module: nn.Module) -> None:
         """Allow parameters that FSDP2 shards in `module` to be added, as `tidemill.residency.sharded` tells."""
@@ -71,28 +104,22 @@ class HostArenaSaver:
                 f"cannot register {name!r}: the ledger is frozen, and what is not in it does not survive sleep; "
                 "create all state before `freeze`, optimizer state included"
             )
-        self._registration.add(name, tensor, part, whole=whole, offset=offset)
+        if not faults.skipped(f"residency.add:{name}"):
+            self._registration.add(name, tensor, part, whole=whole, offset=offset)
 
     def freeze(self) -> None:
-        """Move every registered tensor into slabs, get the host pages, and fix the ledger.
+        """Get the host pages, move every registered tensor into slabs, and fix the ledger.
 
-        Old storages are freed as their tensors move. If it fails, every tensor still holds its right contents.
+        Old storages are freed as their tensors move, and given back to the device: the first sleep costs no more than
+        others. Raises ResidencyError, before anything moves, when the host has no room for the pages; whatever fails,
+        every tensor still holds its right contents.
         """
         if self._frozen:
             raise ResidencyError("cannot freeze a ledger twice; build another saver for new state")
-        slabs, entries = build_slabs(
-            self._registration.items(),
-            bases=self._registration.bases(),
-            page_bytes=self._page_bytes,
-            device=self._device,
-        )
-        self._arena = Arena(
-            sizes=[slab.bytes for slab in slabs],
-            map_memory=self._map,
-            idle_spare_bytes=max(self._page_bytes, sum(slab.bytes for slab in slabs) // 10),
-        )
-        self._slabs, self._ledger, self._frozen = slabs, Ledger(tuple(entries)), True
+        self._keep(self._preparation.keep(self._registration, self._transfer))
+        self._frozen = True
         self._registration = Registration(self._device)
+        self._transfer.give_back()
 
     @property
     def ledger(self) -> Ledger:
@@ -104,153 +131,142 @@ class HostArenaSaver:
         """The key under which the pages hold one whole version, or None while they do not."""
         return self._sealed
 
-    def capture(self, key: Hashable) -> int:
+    def _seal(self, key: Hashable | None) -> None:
+        # Against a snapshot that is just being taken: it holds its pages before anything is written.
+        with self._lock:
+            self._sealed = key
+
+    def capture(self, key: Hashable) -> Captured:
         """Copy what is on the device into the pages and seal them under `key`; nothing if they are so already.
 
-        Returns the bytes copied.
-
-        Pages that a snapshot references are left alone: their slabs get others. Parts asleep are sealed as they are.
+        Pages that a snapshot holds are left alone: spare ones take their place, or they are waited for, the others
+        being copied first. Meanwhile snapshots can be let go of, and `restore` goes on. Parts asleep are sealed as they
+        are. Raises ResidencyError after `deadline` seconds; then all is as before, but for the seal.
         """
-        with self._lock:
-            self._require_frozen("capture")
-            if key is None:
-                raise ResidencyError("cannot seal under None, which means unsealed; use a counter of changes")
+        _check_key(key)
+        with self._turn("capture") as turn:
             if self._sealed == key:
-                return 0
-            self._sealed = None
-            copied = self._copy_to_pages()
-            self._sealed = key
-            return copied
-
-    def _copy_to_pages(self) -> int:
-        copied = 0
-        self._transfer.begin()
-        for index, slab in enumerate(self._slabs):
-            if slab.resident:
-                faults.point("residency.capture.slab")
-                self._transfer.copy(self._writable(index).memory, slab.memory)
-                copied += slab.bytes
-        self._transfer.finish()
-        return copied
-
-    def _writable(self, index: int) -> Page:
-        return self._arena.writable(index)
+                return Captured()
+            self._crossing.arrive_all()
+            self._seal(None)
+            awake = self._crossing.awake()
+            late = self._crossing.out_all(awake)
+            self._turns.admit(turn, "restore")
+            waited = self._crossing.out_late(late)
+            self._seal(key)
+            return Captured(copied=self._crossing.bytes(awake), waited=waited)
 
     def release(self, key: Hashable) -> None:
         """Give the device memory back. Refused unless the pages are sealed under `key`, that of the contents now."""
-        with self._lock:
-            self._require_frozen("release")
+        with self._turn("release"):
             if self._sealed is None or self._sealed != key:
                 raise ResidencyError(
                     f"cannot release device memory: its contents are version {key!r} and the host pages hold "
                     f"{'no whole version' if self._sealed is None else repr(self._sealed)}; call `capture` first"
                 )
-            resident = [slab for slab in self._slabs if slab.resident]
-            for slab in resident:
-                slab.check_can_empty()
-            self._empty(resident)
-            self._transfer.give_back()
+            awake = self._crossing.awake()
+            self._crossing.check_can_free(awake)
+            try:
+                collections.deque(take_out(self._crossing, copy=False), maxlen=0)
+            except Exception as cause:
+                now = (
+                    "all is awake as before" if self._crossing.awake() == awake else "all is asleep, with nothing lost"
+                )
+                raise ResidencyError(f"cannot release device memory ({cause}); {now}") from cause
 
-    def _empty(self, resident: list[Slab]) -> None:
-        try:
-            for slab in resident:
-                faults.point("residency.release.slab")
-                slab.empty()
-        except Exception as cause:
-            self._copy_to_slabs(Part.ALL, [])
-            raise ResidencyError(f"cannot release device memory ({cause}); all is awake as before") from cause
+    def leave(self, key: Hashable) -> Generator[int, None, Captured]:
+        """`capture` and `release` in pieces: yields the bytes that each gave back. See Swappable."""
+        _check_key(key)
+        with self._turn("leave", in_pieces=True):
+            copy = self._sealed != key
+            self._crossing.check_can_free(self._crossing.awake())
+            if copy:
+                self._seal(None)
+            try:
+                return (yield from take_out(self._crossing, copy=copy))
+            finally:
+                if not self._crossing.awake():
+                    self._seal(key)
 
-    def restore(self, part: Part = Part.ALL) -> int:
+    def restore(self, part: Part = Part.ALL, *, wait: bool = True) -> int:
         """Bring `part` back to the device. What is there already is left alone. Returns the bytes copied.
 
-        Raises ResidencyError when memory runs out half-way; then everything that this call brought is gone again, and
-        the pages are intact.
+        Without `wait` it may still be on its way: call `arrived` before touching any of it. Raises ResidencyError when
+        memory runs out half-way; then everything that this call brought is gone again, and the pages are intact.
         """
-        with self._lock:
-            self._require_frozen("restore")
-            brought: list[Slab] = []
-            try:
-                self._copy_to_slabs(part, brought)
-            except BaseException as cause:
-                self._transfer.finish()
-                for slab in brought:
-                    slab.empty()
-                self._transfer.give_back()
-                if not isinstance(cause, Exception):
-                    raise
-                raise ResidencyError(
-                    f"cannot restore {part.words()}: {format_bytes(self.device_bytes(part))} are needed on "
-                    f"{self._device} and slab {len(brought)} failed ({cause}); all is asleep as before, free memory "
-                    "on the device and try again"
-                ) from cause
-            return sum(slab.bytes for slab in brought)
+        with self._turn("restore"):
+            numbers = self._crossing.asleep(part)
+            with self._told_of_failure(part):
+                bring_all(self._crossing, numbers)
+            if wait:
+                self._crossing.arrive(numbers)
+            return self._crossing.bytes(numbers)
 
-    def _copy_to_slabs(self, part: Part, brought: list[Slab]) -> None:
-        asleep = [(index, slab) for index, slab in enumerate(self._slabs) if slab.part in part and not slab.resident]
-        for index, slab in asleep:
-            brought.append(slab)
-            faults.point("residency.restore.slab")
-            slab.allocate()
-            # Begun anew for each: the allocator may hand out memory that queued work still uses.
-            self._transfer.begin()
-            self._transfer.copy(slab.memory, self._arena.page(index).memory)
-        self._transfer.finish()
+    def arrive(self, part: Part = Part.ALL) -> Generator[int, None, int]:
+        """`restore` in pieces: yields the bytes that each takes, before it does, then 0. See Swappable."""
+        with self._turn("arrive", in_pieces=True), self._told_of_failure(part):
+            numbers = self._crossing.asleep(part)
+            yield from bring_in(self._crossing, numbers)
+            return self._crossing.bytes(numbers)
+
+    @contextlib.contextmanager
+    def _told_of_failure(self, part: Part) -> Iterator[None]:
+        try:
+            yield
+        except Exception as cause:
+            raise ResidencyError(
+                f"cannot restore {part.words()}: {format_bytes(self.device_bytes(part))} are needed on {self._device} "
+                f"({cause}); all is asleep as before, free memory on the device and try again"
+            ) from cause
+
+    def arrived(self, names: Collection[str]) -> None:
+        """Wait until these tensors are there, if they are on their way; any stream may use them then."""
+        if self._crossing.arriving:
+            self._crossing.arrive({place[0] for name in names for place in self._claims.places.get(name, ())})
 
     def snapshot(self) -> Snapshot:
         """The sealed pages as tensors by name, awake or asleep, without touching the device.
 
-        They do not change until the snapshot is released, from whatever thread, once or more often.
+        They do not change until the snapshot is released, or is told that they are written, from whatever thread, once
+        or more often; from then on reading them is refused.
         """
+        self._require_frozen("snapshot")
         with self._lock:
-            self._require_frozen("snapshot")
             if self._sealed is None:
                 raise ResidencyError("cannot snapshot: the host pages hold no whole version; call `capture` first")
-            pages = self._arena.reference()
-        held, once = [pages], threading.Lock()
-
-        def release() -> None:
-            with once:
-                taken = held.pop() if held else []
-            self._arena.release(taken)
-
-        return Snapshot(tensors={entry.name: tensor_bytes(entry, pages) for entry in self._ledger}, release=release)
+            reading = self._arena.read(self._claims, f"the snapshot of version {self._sealed!r}")
+            runs = {number: self._arena.run(number) for number in range(len(self._crossing.slabs))}
+        tensors = {entry.name: PagedTensor(entry, runs.get(entry.slab), reading) for entry in self._ledger}
+        return Snapshot(tensors=tensors, written=reading.let_go, release=reading.release)
 
     def load(self, tensors: Mapping[str, SavedTensor]) -> None:
         """Put saved bytes into the device tensors, by way of the pages; all parts must be awake. Unseals.
 
         Strict: raises CheckpointError, and changes nothing, unless names, dtypes and shapes are the ledger's; and, with
-        the device tensors as they were, when the bytes cannot be read or are too few.
+        the device tensors as they were, when the bytes cannot be read or are too few. Waits for readers as `capture`.
         """
-        with self._lock:
-            self._require_frozen("load")
-            check_loadable(self._ledger, tensors)
-            if any(not slab.resident for slab in self._slabs):
+        check_loadable(self._ledger, tensors)
+        with self._turn("load"):
+            if self._crossing.asleep(Part.ALL):
                 raise ResidencyError("cannot load while asleep; take a lease for everything first")
-            self._sealed = None
-            pages = [self._arena.writable(index) for index in range(len(self._slabs))]
+            self._crossing.arrive_all()
+            self._seal(None)
+            self._crossing.make_writable()
             for entry in self._ledger:
                 if entry.slab != NO_SLAB:
-                    put_bytes(entry, pages[entry.slab], tensors[entry.name])
-            self._transfer.begin()
-            for slab, page in zip(self._slabs, pages, strict=True):
-                self._transfer.copy(slab.memory, page.memory)
-            self._transfer.finish()
+                    put_bytes(entry, self._arena.run(entry.slab), tensors[entry.name])
+            self._crossing.refill()
 
     def resident_part(self) -> Part:
         """The parts that are on the device whole; parts without bytes are in none."""
-        with self._lock:
-            parts, asleep = Part.NONE, Part.NONE
-            for slab in self._slabs:
-                parts |= slab.part
-                asleep |= Part.NONE if slab.resident else slab.part
-            return parts & ~asleep
+        return self._crossing.resident_part()
 
     def device_bytes(self, part: Part) -> int:
         """Bytes of `part` on the device when awake, whether it is or not; alignment included."""
-        return sum(slab.bytes for slab in self._slabs if slab.part in part)
+        return self._crossing.bytes_of(part)
 
     def host_bytes(self) -> int:
-        """Bytes of host pages, spare ones included."""
+        """Bytes of host pages, spare ones included; they do not change."""
         return self._arena.bytes
 
     def references(self) -> int:
@@ -259,30 +275,26 @@ class HostArenaSaver:
 
     def checksums(self) -> dict[str, int]:
         """xxh3 of every tensor's present contents, on the device or asleep. Slow: for tests and for hunting faults."""
-        with self._lock:
-            return {
-                entry.name: checksum_of(entry, self._memory(entry.slab) if entry.slab != NO_SLAB else _EMPTY)
-                for entry in self._ledger
-            }
-
-    def _memory(self, index: int) -> torch.Tensor:
-        slab = self._slabs[index]
-        return slab.memory if slab.resident else self._arena.page(index).memory
+        with self._turn("take checksums"):
+            self._crossing.arrive_all()
+            return {entry.name: checksum_of(entry, self._crossing.held(entry.slab)) for entry in self._ledger}
 
     def close(self) -> None:
         """Unpin the host pages. Snapshots still held stay readable; nothing else may be called afterwards."""
-        with self._lock:
-            self._arena.close()
+        self._crossing.settle()
+        self._arena.close()
+
+    @contextlib.contextmanager
+    def _turn(self, doing: str, *, in_pieces: bool = False) -> Iterator[Turn]:
+        self._require_frozen(doing)
+        with self._turns.take(doing, in_pieces=in_pieces) as turn:
+            yield turn
 
     def _require_frozen(self, doing: str) -> None:
         if not self._frozen:
             raise ResidencyError(f"cannot {doing}: the ledger is open; register all state and call `freeze` first")
 
 
-_EMPTY = torch.empty(0, dtype=torch.uint8)
-
-
-def _numbered(device: torch.device) -> torch.device:
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
+def _check_key(key: Hashable) -> None:
+    if key is None:
+        raise ResidencyError("cannot seal under None, which means unsealed; use a counter of changes")

@@ -3,17 +3,18 @@
 Nothing here communicates.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
 
 import torch
 from torch import Tensor
 
-from tidemill.contracts.checkpoint import SavedTensor, Snapshot, TensorBytes
+from tidemill.contracts.checkpoint import HeldTensor, SavedTensor, Snapshot
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.residency import Moved
 from tidemill.errors import CheckpointError
 from tidemill.residency.savers.host_arena import HostArenaSaver
 from tidemill.trainers.common import gradients
+from tidemill.trainers.fsdp.arriving import wait_at_once, wait_by_layer
 from tidemill.trainers.fsdp.model import Predictor
 from tidemill.trainers.fsdp.optimizer import AdamW
 from tidemill.trainers.fsdp.pieces import boxes, local, whole_and_offset
@@ -30,15 +31,32 @@ class RankMemory:
     """
 
     def __init__(
-        self, *, predictor: Predictor, optimizer: AdamW, ranks: Ranks, device: torch.device, page_bytes: int
+        self,
+        *,
+        predictor: Predictor,
+        optimizer: AdamW,
+        ranks: Ranks,
+        device: torch.device,
+        page_bytes: int,
+        spare_bytes: int | None,
+        deadline: float,
+        warn: Callable[[str], None],
     ) -> None:
+        """What a `HostArenaSaver` is made with."""
         self._predictor = predictor
         self._optimizer = optimizer
         self._ranks = ranks
         self._parameters = optimizer.parameters
         self._grad_bytes = sum(local(tensor).nbytes for tensor in self._parameters.values())
         self._grads_awake = True
-        self._saver = HostArenaSaver(device=device, page_bytes=page_bytes, pin=device.type == "cuda")
+        self._saver = HostArenaSaver(
+            device=device,
+            page_bytes=page_bytes,
+            spare_bytes=spare_bytes,
+            pin=device.type == "cuda",
+            deadline=deadline,
+            warn=warn,
+        )
         self._saver.follow(predictor)
         moments = self._optimizer.state()
         for name, (tensor, part) in self._state().items():
@@ -48,13 +66,16 @@ class RankMemory:
             else:
                 self._saver.add(name, tensor, part)
         self._saver.freeze()
+        wait = wait_by_layer if ranks.count == 1 else wait_at_once
+        wait(predictor, self._saver.arrived)
 
     def _state(self) -> dict[str, tuple[Tensor, Part]]:
         """All that must survive sleep, as it is now, by its name in a checkpoint."""
         network = self._predictor.network
         found: dict[str, tuple[Tensor, Part]] = {}
-        found |= {f"model/{name}": (tensor, Part.WEIGHTS) for name, tensor in network.named_parameters()}
+        # In the order in which a pass needs them, which is that of a wake: the first layer waits for the buffers.
         found |= {f"buffer/{name}": (tensor, Part.WEIGHTS) for name, tensor in network.named_buffers()}
+        found |= {f"model/{name}": (tensor, Part.WEIGHTS) for name, tensor in network.named_parameters()}
         return found | {name: (tensor, Part.OPTIMIZER) for name, tensor in self._optimizer.state().items()}
 
     def resident(self) -> Part:
@@ -70,19 +91,53 @@ class RankMemory:
         return self._saver.host_bytes()
 
     def wake_up(self, part: Part) -> Moved:
-        """Raises ResidencyError, and is as before, when memory runs out."""
-        copied = self._saver.restore(part)
+        """Its bytes may be on their way when it returns: passes wait for them; who else touches them calls `ready`.
+
+        Raises ResidencyError, and is as before, when memory runs out.
+        """
+        copied = self._saver.restore(part, wait=False)
         self._grads_awake = self._grads_awake or Part.GRADS in part
         return Moved(copied=copied)
 
+    def arrive(self, part: Part) -> Generator[int, None, Moved]:
+        """See Swappable. Room for gradients is taken first."""
+        if Part.GRADS in part and not self._grads_awake and self._grad_bytes:
+            yield self._grad_bytes
+        copied = yield from self._saver.arrive(part)
+        self._grads_awake = self._grads_awake or Part.GRADS in part
+        return Moved(copied=copied)
+
+    def ready(self, part: Part) -> None:
+        """Wait until `part` is there, if it is on its way."""
+        self._saver.arrived([entry.name for entry in self._saver.ledger if entry.part in part])
+
     def sleep(self, version: int) -> Moved:
         """Copy to the host unless it is there already, and give the device memory back."""
-        self.drop()
-        self._saver.ledger.check_covers(self._state())
-        copied = self._saver.capture(version)
+        self._prepare_sleep()
+        captured = self._saver.capture(version)
         self._saver.release(version)
         self._grads_awake = False
-        return Moved(copied=copied)
+        return Moved(copied=captured.copied, waited=captured.waited)
+
+    def leave(self, version: int) -> Generator[int, None, Moved]:
+        """See Swappable. The room of gradients is given first."""
+        self._prepare_sleep()
+        awake = self._grads_awake
+        try:
+            if awake and self._grad_bytes:
+                yield self._grad_bytes
+            captured = yield from self._saver.leave(version)
+            awake = False
+        except BaseException:
+            awake = awake and bool(self._saver.resident_part())
+            raise
+        finally:
+            self._grads_awake = awake
+        return Moved(copied=captured.copied, waited=captured.waited)
+
+    def _prepare_sleep(self) -> None:
+        self.drop()
+        self._saver.ledger.check_covers(self._state())
 
     def drop(self) -> None:
         """What belongs to one pass only: gathered parameters, and gradients."""
@@ -101,12 +156,14 @@ class RankMemory:
         """The host pages, of this rank's pieces; what several ranks hold the same is the first one's."""
         kept = self._saver.snapshot()
         tensors = {name: tensor for name, tensor in kept.tensors.items() if self._is_mine(name, tensor)}
-        return Snapshot(tensors=tensors, extra=extra, release=kept.release)
+        for name in kept.tensors.keys() - tensors.keys():
+            kept.written(name)
+        return Snapshot(tensors=tensors, extra=extra, written=kept.written, release=kept.release)
 
-    def _is_mine(self, name: str, tensor: TensorBytes) -> bool:
+    def _is_mine(self, name: str, tensor: HeldTensor) -> bool:
         if self._ranks.rank == 0:
             return True
-        return self._ranks.rank < self._ranks.shards and not name.startswith("buffer/") and tensor.data.nbytes > 0
+        return self._ranks.rank < self._ranks.shards and not name.startswith("buffer/") and tensor.nbytes > 0
 
     def load(self, tensors: Mapping[str, SavedTensor]) -> None:
         """Of whole tensors this rank's pieces. Raises CheckpointError, and changes nothing, unless all fit."""

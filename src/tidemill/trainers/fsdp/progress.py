@@ -1,10 +1,11 @@
 """How far a trainer is within its phase: the part of its state that is not tensors."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from tidemill.errors import CheckpointError
+from tidemill.trainers.common.schedule import PhaseSettings
 
 __all__ = ["Progress"]
 
@@ -39,3 +40,24 @@ class Progress:
                 "written; use an older checkpoint"
             )
         return cls(**found)
+
+    def total_steps(self, phases: Mapping[str, PhaseSettings]) -> int:
+        """Of the phase, by its settings; 0 before the first."""
+        return phases[self.phase].total_steps if self.phase else 0
+
+    def check_phase(self, known: Iterable[str]) -> None:
+        """Raises CheckpointError when it was saved in a phase that is not among `known`."""
+        if self.phase and self.phase not in (names := sorted(known)):
+            raise CheckpointError(
+                f"cannot load the trainer: it was saved in phase {self.phase!r}, and there are settings for "
+                f"{', '.join(names)} only; keep that phase in the settings"
+            )
+
+    def new_curve(self, total_steps: int, before: object) -> str:
+        """What to say when the learning rate falls until another step than `before`; nothing otherwise."""
+        if not self.phase or before == total_steps:
+            return ""
+        return (
+            f"the learning rate now falls until step {total_steps} of phase {self.phase}, no longer until {before}: "
+            f"the new curve holds from step {self.updates} on"
+        )

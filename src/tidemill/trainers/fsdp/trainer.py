@@ -6,7 +6,7 @@ with `replicas`, so many copies of the whole, each cut over equally many ranks.
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +59,7 @@ class FsdpTrainer:
         max_grad_norm: float,
         phases: Mapping[str, PhaseSettings],
         page_bytes: int,
+        spare_bytes: int | None = None,
         deadline: float = 300.0,
         emit: Emit,
     ) -> None:
@@ -85,6 +86,9 @@ class FsdpTrainer:
             ranks=self._ranks,
             device=self._device,
             page_bytes=page_bytes,
+            spare_bytes=spare_bytes,
+            deadline=deadline,
+            warn=lambda text: emit(Notice(text=text, level="warning")),
         )
         # Cut layers cast by themselves.
         autocast = dtype if place.ranks == 1 else torch.float32
@@ -123,17 +127,29 @@ class FsdpTrainer:
         return self._memory.host_bytes()
 
     def wake_up(self, part: Part) -> Moved:
-        """Raises ResidencyError, and is as before, when memory runs out. Communicates nothing."""
+        """See RankMemory. Communicates nothing."""
         return self._memory.wake_up(part)
+
+    def arrive(self, part: Part) -> Generator[int, None, Moved]:
+        """See Swappable. Communicates nothing."""
+        return self._memory.arrive(part)
 
     def sleep(self) -> Moved:
         """Drop gradients, copy the rest to the host unless it is there already, and give the device memory back.
 
         Communicates nothing.
         """
+        self._refuse_in_step()
+        return self._memory.sleep(self._version)
+
+    def leave(self) -> Generator[int, None, Moved]:
+        """See Swappable; refused as `sleep`. Communicates nothing."""
+        self._refuse_in_step()
+        return self._memory.leave(self._version)
+
+    def _refuse_in_step(self) -> None:
         if self._stepping:
             raise ResidencyError("cannot put trainer to sleep: a step is under way; leave its lease first")
-        return self._memory.sleep(self._version)
 
     def begin(self, phase: str) -> None:
         """Fresh moments and counts, unless `phase` is under way. Raises TrainerError for a phase without settings."""
@@ -143,6 +159,7 @@ class FsdpTrainer:
         if phase == self._progress.phase:
             return
         self._refuse_if_torn("begin a phase")
+        self._memory.ready(Part.OPTIMIZER)
         self._version += 1
         self._optimizer.reset()
         self._progress = Progress(phase=phase)
@@ -186,6 +203,7 @@ class FsdpTrainer:
             return report
 
     def _changing(self) -> None:
+        self._memory.ready(Part.ALL)
         self._version += 1
         faults.point("trainer.update")
 
@@ -234,6 +252,7 @@ class FsdpTrainer:
         weights = whole_weights(self._parameters)
         for _ in self._parameters:
             self._gate.check(Part.WEIGHTS, "named_weights")
+            self._memory.ready(Part.WEIGHTS)
             yield next(weights)
 
     def snapshot(self) -> Snapshot:
@@ -248,7 +267,9 @@ class FsdpTrainer:
             self._gate.check(Part.ALL, "snapshot")
             self._memory.capture(self._version)
         spread = {"ranks": self._ranks.count, "replicas": self._ranks.count // self._ranks.shards}
-        return self._memory.snapshot(self._progress.to_json() | {"total_steps": self._total_steps()} | spread)
+        return self._memory.snapshot(
+            self._progress.to_json() | {"total_steps": self._progress.total_steps(self._phases)} | spread
+        )
 
     def load(self, saved: Saved) -> None:
         """Parameters, moments and counts. Raises CheckpointError, and changes nothing, unless all of them are there.
@@ -257,16 +278,13 @@ class FsdpTrainer:
         """
         self._gate.check(Part.ALL, "load")
         progress = Progress.from_json(saved.extra)
-        if progress.phase and progress.phase not in self._phases:
-            raise CheckpointError(
-                f"cannot load the trainer: it was saved in phase {progress.phase!r}, and there are settings for "
-                f"{', '.join(sorted(self._phases))} only; keep that phase in the settings"
-            )
+        progress.check_phase(self._phases)
         self._memory.load(saved.tensors)
         self._progress, self._optimizer.steps = progress, progress.optimizer_steps
         self._version += 1
         self._torn = False
-        self._tell_changed_total(saved.extra.get("total_steps"))
+        if text := progress.new_curve(self._progress.total_steps(self._phases), saved.extra.get("total_steps")):
+            self._emit(Notice(text=text))
 
     def park(self) -> None:
         """See RankTrainer; alone there is nothing to park."""
@@ -280,16 +298,3 @@ class FsdpTrainer:
         """Unpin the host pages and end the process groups."""
         self._memory.close()
         self._ranks.close()
-
-    def _total_steps(self) -> int:
-        return self._phases[self._progress.phase].total_steps if self._progress.phase else 0
-
-    def _tell_changed_total(self, before: object) -> None:
-        if self._progress.phase and before != self._total_steps():
-            self._emit(
-                Notice(
-                    text=f"the learning rate now falls until step {self._total_steps()} of phase "
-                    f"{self._progress.phase}, no longer until {before}: the new curve holds from step "
-                    f"{self._progress.updates} on"
-                )
-            )

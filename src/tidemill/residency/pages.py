@@ -1,0 +1,107 @@
+"""Host memory that holds what sleeps, cut into pages, and how the pages of one slab are one stretch of bytes."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["Page", "PagePlan", "PageRun", "plan_pages"]
+
+# Where DMA engines and O_DIRECT writes are at ease.
+_ALIGNMENT = 4096
+
+
+@dataclass(eq=False)
+class Page:
+    """`bytes` of the mapping, from its byte `start` on. `references` counts readers; a `spare` one is no slab's own."""
+
+    start: int
+    bytes: int
+    spare: bool
+    references: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PagePlan:
+    """Pages of slabs, one behind the other, then spare pages, any of which may stand in for any page of a slab.
+
+    Every page of a slab but its last has `page_bytes`; `bytes` is what all of them take.
+    """
+
+    page_bytes: int
+    home: tuple[tuple[Page, ...], ...]
+    spares: tuple[Page, ...]
+    bytes: int
+
+
+def plan_pages(sizes: Sequence[int], *, page_bytes: int, spare_bytes: int | None) -> PagePlan:
+    """Where the pages of slabs of `sizes` bytes will lie, with at most `spare_bytes` in spare ones.
+
+    Without a number these are a tenth of the state, and two pages at least.
+    """
+    home, start = [], 0
+    for size in sizes:
+        cuts = range(0, size, page_bytes)
+        home.append(tuple(Page(start + cut, min(page_bytes, size - cut), spare=False) for cut in cuts))
+        start = _aligned(start + size)
+    largest = max((page.bytes for pages in home for page in pages), default=0)
+    room = max(2 * largest, sum(sizes) // 10) if spare_bytes is None else spare_bytes
+    count = room // largest if largest else 0
+    spares = tuple(Page(start + index * _aligned(largest), largest, spare=True) for index in range(count))
+    total = start + count * _aligned(largest)
+    return PagePlan(page_bytes=page_bytes, home=tuple(home), spares=spares, bytes=total)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PageRun:
+    """The pages that held one slab of `bytes` at one moment, as one stretch of bytes, wherever each of them lies.
+
+    `memory` is the whole mapping, flat uint8; `view` are the same bytes.
+    """
+
+    memory: torch.Tensor
+    view: memoryview
+    pages: tuple[Page, ...]
+    page_bytes: int
+    bytes: int
+
+    def spans(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Where bytes `[start, end)` of the slab lie in the mapping, in order; what is adjacent there is one span."""
+        found: list[tuple[int, int]] = []
+        while start < end:
+            within = start % self.page_bytes
+            count = min(self.page_bytes - within, end - start)
+            first = self.pages[start // self.page_bytes].start + within
+            if found and found[-1][1] == first:
+                found[-1] = (found[-1][0], first + count)
+            else:
+                found.append((first, first + count))
+            start += count
+        return found
+
+    def views(self, start: int, end: int) -> Iterator[memoryview]:
+        """Bytes `[start, end)` of the slab as views, one after the other."""
+        return (self.view[first:last] for first, last in self.spans(start, end))
+
+    def joined(self, start: int, end: int) -> memoryview:
+        """Bytes `[start, end)` of the slab: a view where they are adjacent, else a copy."""
+        views = list(self.views(start, end))
+        return views[0] if len(views) == 1 else memoryview(bytearray().join(views))
+
+    def put(self, start: int, data: memoryview) -> None:
+        """Write flat `data` from byte `start` of the slab on."""
+        done = 0
+        for view in self.views(start, start + len(data)):
+            view[:] = data[done : done + len(view)]
+            done += len(view)
+
+    def stretches(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """All of it for copies, few and large: each stretch, behind the byte of the slab at which it begins."""
+        begin = 0
+        for first, last in self.spans(0, self.bytes):
+            yield begin, self.memory[first:last]
+            begin += last - first
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,194 @@
+"""Slabs and their pages, and the copies between them."""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tidemill import faults
+from tidemill.contracts.footprint import Part
+from tidemill.errors import ResidencyError
+from tidemill.residency.arena import Arena, Place
+from tidemill.residency.ledger import NO_SLAB
+from tidemill.residency.pages import PageRun
+from tidemill.residency.slabs import Slab
+from tidemill.residency.transfer import Transfer
+
+__all__ = ["Captured", "Crossing"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Captured:
+    """What a capture did: bytes copied to the host, and seconds waited for readers of the host copy."""
+
+    copied: int = 0
+    waited: float = 0.0
+
+
+class Crossing:
+    """Copies slabs, by number, out to pages and back; frees and allocates their memory.
+
+    A slab may be on its way in when a call returns: `arrive` is to be called before anybody touches it.
+    """
+
+    def __init__(self, slabs: Sequence[Slab], arena: Arena, transfer: Transfer, *, seconds: float) -> None:
+        """`seconds` is the longest wait for a page that is read."""
+        self.slabs = slabs
+        self.arena = arena
+        self.transfer = transfer
+        self._seconds = seconds
+        self._arriving: dict[int, Callable[[], None]] = {}
+        self._lock = threading.Lock()
+
+    def awake(self) -> list[int]:
+        """Slabs on the device."""
+        return [number for number, slab in enumerate(self.slabs) if slab.memory.resident]
+
+    def asleep(self, part: Part) -> list[int]:
+        """Slabs of `part` that are not."""
+        return [number for number, slab in enumerate(self.slabs) if slab.part in part and not slab.memory.resident]
+
+    def resident_part(self) -> Part:
+        """The parts that are on the device whole."""
+        parts, asleep = Part.NONE, Part.NONE
+        for slab in self.slabs:
+            parts |= slab.part
+            asleep |= Part.NONE if slab.memory.resident else slab.part
+        return parts & ~asleep
+
+    def bytes_of(self, part: Part) -> int:
+        """Of the slabs of `part`, wherever they are."""
+        return sum(slab.bytes for slab in self.slabs if slab.part in part)
+
+    def held(self, number: int) -> torch.Tensor | PageRun:
+        """Where a slab's bytes are now; those of NO_SLAB are nowhere."""
+        if number == NO_SLAB:
+            return torch.empty(0, dtype=torch.uint8)
+        memory = self.slabs[number].memory
+        return memory.flat if memory.resident else self.arena.run(number)
+
+    def bytes(self, numbers: Iterable[int]) -> int:
+        """Of these slabs together."""
+        return sum(self.slabs[number].bytes for number in numbers)
+
+    def out(self, number: int) -> list[Place]:
+        """Start copying a slab to pages. Those that cannot be written yet, as they are read, are left and returned."""
+        faults.point("residency.capture.slab")
+        self.transfer.begin()
+        return self._out(self.arena.places(number))
+
+    def _out(self, places: Iterable[Place]) -> list[Place]:
+        left = []
+        for place in places:
+            page = self.arena.writable(place)
+            if page is None:
+                left.append(place)
+                continue
+            slab, index = place
+            start = index * self.arena.page_bytes
+            self.transfer.copy(page, self.slabs[slab].memory.flat[start : start + page.numel()])
+        return left
+
+    def out_all(self, numbers: Iterable[int]) -> list[Place]:
+        """`out` of each; when that fails, nothing is under way."""
+        try:
+            return [place for number in numbers for place in self.out(number)]
+        except BaseException:
+            self.transfer.finish()
+            raise
+
+    def out_late(self, places: list[Place]) -> float:
+        """Copy what `out` left, each page when its reader lets go; seconds waited. All is copied when it returns.
+
+        Raises ResidencyError when that takes too long.
+        """
+        began, waited = time.monotonic(), 0.0
+        try:
+            while places:
+                self.arena.wait_for(places, since=began, seconds=self._seconds)
+                waited = time.monotonic() - began
+                places = self._out(places)
+        finally:
+            self.transfer.finish()
+        return waited
+
+    def into(self, number: int) -> None:
+        """Get memory for a slab and start copying it in. Raises what the allocator raises; then nothing has changed."""
+        faults.point("residency.restore.slab")
+        self.slabs[number].memory.allocate()
+        # Begun anew for each: the allocator may hand out memory that queued work still uses.
+        self.transfer.begin()
+        self._in(number)
+        with self._lock:
+            self._arriving[number] = self.transfer.mark()
+
+    def _in(self, number: int) -> None:
+        flat = self.slabs[number].memory.flat
+        for start, page in self.arena.run(number).stretches():
+            self.transfer.copy(flat[start : start + page.numel()], page)
+
+    @property
+    def arriving(self) -> bool:
+        """Whether something is on its way in."""
+        return bool(self._arriving)
+
+    def arrive(self, numbers: Iterable[int]) -> None:
+        """Wait until what was started to come in is there, of these slabs."""
+        for number in numbers:
+            wait = self._arriving.get(number)
+            if wait is not None:
+                wait()
+                self._arrived(number, wait)
+
+    def arrive_all(self) -> None:
+        """Wait until nothing is on its way in."""
+        self.arrive(list(self._arriving))
+
+    def _arrived(self, number: int, wait: Callable[[], None]) -> None:
+        with self._lock:
+            if self._arriving.get(number) is wait:
+                del self._arriving[number]
+
+    def settle(self) -> None:
+        """Wait for all copies, and for what the device still does with the memory."""
+        self.arrive_all()
+        self.transfer.begin()
+        self.transfer.finish()
+
+    def check_can_free(self, numbers: Iterable[int]) -> None:
+        """Raises ResidencyError for a slab whose memory is lent to somebody."""
+        for number in numbers:
+            slab = self.slabs[number]
+            try:
+                slab.memory.check_can_free()
+            except ResidencyError as error:
+                raise ResidencyError(f"cannot release {slab.part.words()}: {error}") from error
+
+    def free(self, number: int) -> None:
+        """Give a slab's memory back; what it holds must be in its pages, and be used no more."""
+        faults.point("residency.release.slab")
+        self.slabs[number].memory.free()
+
+    def make_writable(self) -> None:
+        """Every page is one that nobody reads, for contents from elsewhere; waits as `out_late` does."""
+        late = [place for number in range(len(self.slabs)) for place in self.arena.places(number)]
+        began = time.monotonic()
+        while late := [place for place in late if self.arena.writable(place) is None]:
+            self.arena.wait_for(late, since=began, seconds=self._seconds)
+
+    def refill(self) -> None:
+        """Copy all pages to the slabs, which are awake."""
+        self.transfer.begin()
+        for number in range(len(self.slabs)):
+            self._in(number)
+        self.transfer.finish()
+
+    def undo(self, brought: Iterable[int]) -> None:
+        """Free again what came in, whether it is there or not."""
+        self.transfer.finish()
+        for number in brought:
+            self._arriving.pop(number, None)
+            self.slabs[number].memory.free()
+        self.transfer.give_back()

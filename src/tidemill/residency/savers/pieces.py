@@ -1,0 +1,110 @@
+"""Sleep and wake piece by piece, so that another tenant's pieces can cross the bus at the same time."""
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+
+from tidemill.residency.arena import Place
+from tidemill.residency.savers.crossing import Captured, Crossing
+
+__all__ = ["bring_all", "bring_in", "take_out"]
+
+# Slabs whose copies are queued before the first of them is waited for: enough that the bus never waits for Python.
+_AHEAD = 4
+
+
+def take_out(crossing: Crossing, *, copy: bool) -> Generator[int, None, Captured]:
+    """Give the memory of every slab back, each when it is copied, if it is to be; yields the bytes that came free.
+
+    Closed or thrown into, or when it fails, it brings back what is gone. When that fails too, as the memory is taken,
+    the rest follows: all is in the pages then.
+    """
+    numbers, gone = crossing.awake(), list[int]()
+    try:
+        return (yield from _out_one_by_one(crossing, numbers, gone, copy=copy))
+    except BaseException as cause:
+        crossing.transfer.finish()
+        try:
+            bring_all(crossing, gone)
+            crossing.arrive(gone)
+        except Exception as second:
+            waited = _finish(crossing, copy=copy)
+            cause.add_note(
+                f"and what had left cannot come back ({second}): all is asleep now, with nothing lost"
+                + (f", after {waited:.1f} s of waiting for readers" if waited else "")
+            )
+        raise
+
+
+def _out_one_by_one(
+    crossing: Crossing, numbers: Sequence[int], gone: list[int], *, copy: bool
+) -> Generator[int, None, Captured]:
+    crossing.settle()
+    ahead: deque[tuple[int, Callable[[], None]]] = deque()
+    late: list[tuple[int, list[Place]]] = []
+    for number in numbers:
+        left = crossing.out(number) if copy else []
+        if left:
+            late.append((number, left))
+            continue
+        ahead.append((number, crossing.transfer.mark()))
+        if len(ahead) == _AHEAD:
+            yield _freed(crossing, *ahead.popleft(), gone)
+    while ahead:
+        yield _freed(crossing, *ahead.popleft(), gone)
+    waited = 0.0
+    for number, left in late:
+        waited += crossing.out_late(left)
+        yield _freed(crossing, number, crossing.transfer.finish, gone)
+    crossing.transfer.give_back()
+    return Captured(copied=crossing.bytes(numbers) if copy else 0, waited=waited)
+
+
+def _freed(crossing: Crossing, number: int, copied: Callable[[], None], gone: list[int]) -> int:
+    copied()
+    crossing.free(number)
+    gone.append(number)
+    return crossing.slabs[number].bytes
+
+
+def _finish(crossing: Crossing, *, copy: bool) -> float:
+    """Take out what is left, at once; seconds waited."""
+    numbers = crossing.awake()
+    waited = crossing.out_late(crossing.out_all(numbers)) if copy else 0.0
+    for number in numbers:
+        crossing.free(number)
+    crossing.transfer.give_back()
+    return waited
+
+
+def bring_in(crossing: Crossing, numbers: Sequence[int]) -> Generator[int, None, None]:
+    """Bring slabs back; yields the bytes of each before it takes them, and 0 when all are on their way.
+
+    Closed or thrown into, or when it fails, it frees again what it brought.
+    """
+    with _all_or_none(crossing) as brought:
+        for number in numbers:
+            yield crossing.slabs[number].bytes
+            brought.append(number)
+            crossing.into(number)
+        yield 0
+        crossing.arrive(numbers)
+
+
+def bring_all(crossing: Crossing, numbers: Sequence[int]) -> None:
+    """Bring slabs back at once, or none of them; they are on their way when it returns."""
+    with _all_or_none(crossing) as brought:
+        for number in numbers:
+            brought.append(number)
+            crossing.into(number)
+
+
+@contextlib.contextmanager
+def _all_or_none(crossing: Crossing) -> Iterator[list[int]]:
+    """Slabs that are put into the list are freed again after a failure."""
+    brought: list[int] = []
+    try:
+        yield brought
+    except BaseException:
+        crossing.undo(brought)
+        raise
