@@ -26,7 +26,7 @@ trainer.optimizer.weight_decay trainer.schedule.kind trainer.schedule.warm_up_st
 warm_up.steps warm_up.data warm_up.batch warm_up.optimizer.lr warm_up.optimizer.betas warm_up.optimizer.eps
 warm_up.optimizer.weight_decay warm_up.schedule.kind warm_up.schedule.warm_up_steps warm_up.schedule.min_ratio
 engine.use engine.replicas engine.dtype engine.max_batch engine.offload
-residency.offload residency.budget residency.page residency.park_groups residency.leaks residency.deadline
+residency.offload residency.budget residency.page residency.spare residency.park_groups residency.leaks residency.deadline
 checkpoint.every checkpoint.mode checkpoint.keep_last checkpoint.keep_every checkpoint.on_failure checkpoint.grace
 checkpoint.walk_back checkpoint.accept checkpoint.export checkpoint.export_dtype
 eval.every eval.before_training eval.data eval.temperature eval.samples eval.limit

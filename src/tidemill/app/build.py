@@ -115,6 +115,8 @@ def build_trainer(config: RunConfig, place: Place, emit: Emit) -> RankTrainer:
             max_grad_norm=settings.max_grad_norm,
             phases={"warm_up": warm_up, "rl": rl},
             page_bytes=config.residency.page,
+            spare_bytes=None if config.residency.spare == "auto" else config.residency.spare,
+            stop_on_leak=config.residency.leaks == "fail",
             deadline=_RANKS_WAIT * config.residency.deadline,
             emit=emit,
         ),

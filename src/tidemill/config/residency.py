@@ -18,6 +18,8 @@ class ResidencySettings(Settings):
     """Bytes of one device that trainer and engine may hold together; `auto` is what the device has free."""
     page: Size = 64 * MIB
     """Bytes of one page of the host memory that holds what sleeps."""
+    spare: Budget = "auto"
+    """Bytes of host memory for what changes while a save still reads it; `auto` is a tenth of what sleeps."""
     park_groups: Literal["auto", "always", "never"] = "auto"
     """Whether process groups go in sleep, too; `auto`: on GPUs where the engine has no room beside them."""
     leaks: Literal["fail", "warn"] = "fail"

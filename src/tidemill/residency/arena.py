@@ -74,6 +74,11 @@ class Arena:
         )
 
     @property
+    def memory(self) -> torch.Tensor:
+        """All pages, flat uint8."""
+        return self._memory
+
+    @property
     def page_bytes(self) -> int:
         """Of every page of a slab but its last."""
         return self._plan.page_bytes

@@ -5,12 +5,15 @@ from typing import Protocol
 import torch
 
 from tidemill.errors import ResidencyError
+from tidemill.residency.mapped import MappedMemory, can_map
 
-__all__ = ["DeviceMemory", "MakeDeviceMemory", "ResizedStorage"]
+__all__ = ["DeviceMemory", "MakeDeviceMemory", "ResizedStorage", "suitable_memory"]
 
 
 class DeviceMemory(Protocol):
-    """Made with its bytes there, of any contents."""
+    """Made with its bytes there, of any contents. `counted`: PyTorch's allocator counts them."""
+
+    counted: bool
 
     @property
     def flat(self) -> torch.Tensor:
@@ -46,6 +49,8 @@ class MakeDeviceMemory(Protocol):
 class ResizedStorage:
     """One storage of torch's allocator, emptied and filled again: its address may change, its views follow it."""
 
+    counted = True
+
     def __init__(self, size: int, device: torch.device) -> None:
         self._bytes = size
         self.flat = torch.empty(size, dtype=torch.uint8, device=device)
@@ -70,3 +75,8 @@ class ResizedStorage:
     def allocate(self) -> None:
         """See DeviceMemory."""
         self.flat.untyped_storage().resize_(self._bytes)
+
+
+def suitable_memory(size: int, device: torch.device) -> DeviceMemory:
+    """Mapped where that can be, for it keeps addresses and comes and goes fastest; else a storage of torch's."""
+    return MappedMemory(size, device) if can_map(device) else ResizedStorage(size, device)

@@ -151,9 +151,9 @@ def _strangers(device: torch.device) -> Iterator[torch.Tensor]:
             continue
         try:
             storage = found.untyped_storage()
+            address = storage.data_ptr() if storage.nbytes() else 0
         except (RuntimeError, NotImplementedError):
             continue  # a tensor without memory of its own, as fakes and wrappers are
-        address = storage.data_ptr() if storage.nbytes() else 0
         if address and address not in seen:
             seen.add(address)
             yield found

@@ -68,6 +68,8 @@ class MappedMemory:
     fails as every bad address does on a GPU: the process can use the device no more.
     """
 
+    counted = False
+
     def __init__(self, size: int, device: torch.device) -> None:
         self._range = _Range(size, _of(device))
         self._range.allocate()

@@ -5,6 +5,8 @@ from typing import Protocol
 
 import torch
 
+from tidemill.residency import mapped
+
 __all__ = ["CudaTransfer", "HostTransfer", "Transfer", "numbered", "transfer_for"]
 
 
@@ -81,8 +83,9 @@ class CudaTransfer:
         self._stream.synchronize()
 
     def give_back(self) -> None:
-        """Drop cuBLAS workspaces and the allocator's cached blocks."""
+        """Freed memory, cuBLAS workspaces and the allocator's cached blocks."""
         torch.cuda.synchronize(self._device)
+        mapped.give_back(self._device)
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
 

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,12 +11,13 @@ from tidemill import faults
 from tidemill.contracts.footprint import Part
 from tidemill.errors import ResidencyError
 from tidemill.residency.arena import Arena, Place
+from tidemill.residency.leaks import Kept
 from tidemill.residency.ledger import NO_SLAB
 from tidemill.residency.pages import PageRun
 from tidemill.residency.slabs import Slab
 from tidemill.residency.transfer import Transfer
 
-__all__ = ["Captured", "Crossing"]
+__all__ = ["Captured", "Crossing", "check_key"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,12 @@ class Captured:
 
     copied: int = 0
     waited: float = 0.0
+
+
+def check_key(key: Hashable) -> None:
+    """Raises ResidencyError for what cannot stand for contents."""
+    if key is None:
+        raise ResidencyError("cannot seal under None, which means unsealed; use a counter of changes")
 
 
 class Crossing:
@@ -41,6 +48,11 @@ class Crossing:
         self._seconds = seconds
         self._arriving: dict[int, Callable[[], None]] = {}
         self._lock = threading.Lock()
+
+    def kept(self) -> list[Kept]:
+        """For the account of what is on a device, or beside it on the host."""
+        awake = [slab.memory for slab in self.slabs if slab.memory.resident]
+        return [Kept(self.arena.memory), *(Kept(memory.flat, counted=memory.counted) for memory in awake)]
 
     def awake(self) -> list[int]:
         """Slabs on the device."""

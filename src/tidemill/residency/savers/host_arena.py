@@ -19,11 +19,12 @@ from tidemill.contracts.checkpoint import SavedTensor, Snapshot
 from tidemill.contracts.footprint import Part
 from tidemill.errors import ResidencyError
 from tidemill.residency.contents import PagedTensor, check_loadable, checksum_of, put_bytes
-from tidemill.residency.device_memory import MakeDeviceMemory, ResizedStorage
+from tidemill.residency.coverage import check_covers
+from tidemill.residency.device_memory import MakeDeviceMemory, suitable_memory
 from tidemill.residency.host_memory import available_bytes, map_pinned, map_plain, refuse_pageable
 from tidemill.residency.ledger import NO_SLAB, Ledger
 from tidemill.residency.registration import Registration
-from tidemill.residency.savers.crossing import Captured
+from tidemill.residency.savers.crossing import Captured, check_key
 from tidemill.residency.savers.pieces import bring_all, bring_in, take_out
 from tidemill.residency.savers.preparation import Kept, Preparation, nothing_kept
 from tidemill.residency.transfer import numbered, transfer_for
@@ -50,7 +51,7 @@ class HostArenaSaver:
         pin: bool,
         deadline: float = 300.0,
         warn: Callable[[str], None] = refuse_pageable,
-        make_memory: MakeDeviceMemory = ResizedStorage,
+        make_memory: MakeDeviceMemory = suitable_memory,
         free_host_bytes: Callable[[], int] = available_bytes,
     ) -> None:
         """`page_bytes` is the size of a host page, and bounds a slab that holds several tensors.
@@ -126,6 +127,10 @@ class HostArenaSaver:
         """Every entry, in the order of registration."""
         return self._ledger
 
+    def check_covers(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Raises ResidencyError unless `state`, by name, is what is registered, each tensor in its place."""
+        check_covers(self._ledger, [slab.memory.flat for slab in self._crossing.slabs], state)
+
     @property
     def sealed_key(self) -> Hashable | None:
         """The key under which the pages hold one whole version, or None while they do not."""
@@ -143,7 +148,7 @@ class HostArenaSaver:
         being copied first. Meanwhile snapshots can be let go of, and `restore` goes on. Parts asleep are sealed as they
         are. Raises ResidencyError after `deadline` seconds; then all is as before, but for the seal.
         """
-        _check_key(key)
+        check_key(key)
         with self._turn("capture") as turn:
             if self._sealed == key:
                 return Captured()
@@ -176,7 +181,7 @@ class HostArenaSaver:
 
     def leave(self, key: Hashable) -> Generator[int, None, Captured]:
         """`capture` and `release` in pieces: yields the bytes that each gave back. See Swappable."""
-        _check_key(key)
+        check_key(key)
         with self._turn("leave", in_pieces=True):
             copy = self._sealed != key
             self._crossing.check_can_free(self._crossing.awake())
@@ -293,8 +298,3 @@ class HostArenaSaver:
     def _require_frozen(self, doing: str) -> None:
         if not self._frozen:
             raise ResidencyError(f"cannot {doing}: the ledger is open; register all state and call `freeze` first")
-
-
-def _check_key(key: Hashable) -> None:
-    if key is None:
-        raise ResidencyError("cannot seal under None, which means unsealed; use a counter of changes")

@@ -9,6 +9,7 @@ from tidemill.errors import ResidencyError
 from tidemill.residency.arena import Arena, Claims, claims_of
 from tidemill.residency.device_memory import MakeDeviceMemory
 from tidemill.residency.host_memory import MapMemory, map_plain
+from tidemill.residency.leaks import own
 from tidemill.residency.ledger import NO_SLAB, Ledger
 from tidemill.residency.packing import plan_slabs
 from tidemill.residency.pages import PagePlan, plan_pages
@@ -69,12 +70,10 @@ class Preparation:
         slabs = build_slabs(plans, moving, make_memory=self.make_memory, device=self.device)
         ledger = Ledger(tuple(entries[: len(items)]))
         ranges = {entry.name: (entry.slab, entry.offset, entry.end) for entry in ledger if entry.slab != NO_SLAB}
-        return Kept(
-            ledger=ledger,
-            claims=claims_of(ranges, page_bytes=page_bytes),
-            arena=arena,
-            crossing=Crossing(slabs, arena, transfer, seconds=self.deadline),
-        )
+        crossing = Crossing(slabs, arena, transfer, seconds=self.deadline)
+        own(crossing)
+        claims = claims_of(ranges, page_bytes=page_bytes)
+        return Kept(ledger=ledger, claims=claims, arena=arena, crossing=crossing)
 
     def _check_room(self, pages: PagePlan, *, state: int) -> None:
         there = self.free_host_bytes()

@@ -3,15 +3,19 @@
 Nothing here communicates.
 """
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 
 import torch
 from torch import Tensor
 
 from tidemill.contracts.checkpoint import HeldTensor, SavedTensor, Snapshot
+from tidemill.contracts.events import Emit, Notice
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.residency import Moved
 from tidemill.errors import CheckpointError
+from tidemill.residency.leaks import leak_gate
+from tidemill.residency.residue import residue_of
+from tidemill.residency.savers.crossing import Captured
 from tidemill.residency.savers.host_arena import HostArenaSaver
 from tidemill.trainers.common import gradients
 from tidemill.trainers.fsdp.arriving import wait_at_once, wait_by_layer
@@ -40,9 +44,10 @@ class RankMemory:
         page_bytes: int,
         spare_bytes: int | None,
         deadline: float,
-        warn: Callable[[str], None],
+        stop_on_leak: bool,
+        emit: Emit,
     ) -> None:
-        """What a `HostArenaSaver` is made with."""
+        """What a `HostArenaSaver` is made with; `stop_on_leak` as the transformers engine has it."""
         self._predictor = predictor
         self._optimizer = optimizer
         self._ranks = ranks
@@ -55,8 +60,10 @@ class RankMemory:
             spare_bytes=spare_bytes,
             pin=device.type == "cuda",
             deadline=deadline,
-            warn=warn,
+            warn=lambda text: emit(Notice(text=text, level="warning")),
         )
+        self._leaks = leak_gate("trainer", device, stop=stop_on_leak, emit=emit)
+        self._residue = residue_of(device)
         self._saver.follow(predictor)
         moments = self._optimizer.state()
         for name, (tensor, part) in self._state().items():
@@ -117,7 +124,7 @@ class RankMemory:
         captured = self._saver.capture(version)
         self._saver.release(version)
         self._grads_awake = False
-        return Moved(copied=captured.copied, waited=captured.waited)
+        return self._moved(captured)
 
     def leave(self, version: int) -> Generator[int, None, Moved]:
         """See Swappable. The room of gradients is given first."""
@@ -133,11 +140,15 @@ class RankMemory:
             raise
         finally:
             self._grads_awake = awake
-        return Moved(copied=captured.copied, waited=captured.waited)
+        return self._moved(captured)
+
+    def _moved(self, captured: Captured) -> Moved:
+        return Moved(copied=captured.copied, waited=captured.waited, left=self._residue.left())
 
     def _prepare_sleep(self) -> None:
         self.drop()
-        self._saver.ledger.check_covers(self._state())
+        self._saver.check_covers({name: tensor for name, (tensor, _) in self._state().items()})
+        self._leaks.check()
 
     def drop(self) -> None:
         """What belongs to one pass only: gathered parameters, and gradients."""

@@ -60,6 +60,7 @@ class FsdpTrainer:
         phases: Mapping[str, PhaseSettings],
         page_bytes: int,
         spare_bytes: int | None = None,
+        stop_on_leak: bool = True,
         deadline: float = 300.0,
         emit: Emit,
     ) -> None:
@@ -77,9 +78,7 @@ class FsdpTrainer:
         self._emit = emit
         self._gate = TenantGate(self.name)
         self._progress = Progress()
-        self._version = 0
-        self._stepping = False
-        self._torn = False
+        self._version, self._stepping, self._torn = 0, False, False
         self._memory = RankMemory(
             predictor=self._predictor,
             optimizer=self._optimizer,
@@ -88,7 +87,8 @@ class FsdpTrainer:
             page_bytes=page_bytes,
             spare_bytes=spare_bytes,
             deadline=deadline,
-            warn=lambda text: emit(Notice(text=text, level="warning")),
+            stop_on_leak=stop_on_leak,
+            emit=emit,
         )
         # Cut layers cast by themselves.
         autocast = dtype if place.ranks == 1 else torch.float32
