@@ -16,6 +16,8 @@ __all__ = ["KINDS", "RESIZED", "KeptAddress", "Kind", "of_kind"]
 class KeptAddress:
     """Memory that is always there, as if its address were kept; what is freed is overwritten with NaN at once."""
 
+    counted = True
+
     def __init__(self, size: int, device: torch.device) -> None:
         self.flat = torch.empty(size, dtype=torch.uint8, device=device)
         self.resident = True

@@ -44,7 +44,8 @@ class Run:
         torch.manual_seed(0)
         self.kind, self.page_bytes = kind, page_bytes
         self.model = Tied().to(kind.device)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05)
+        # `capturable` keeps its counters on the device, where this saver keeps all of it.
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05, capturable=kind.device == "cuda")
         for parameter in self.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         self.optimizer.step()
