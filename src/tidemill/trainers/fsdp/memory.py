@@ -73,6 +73,10 @@ class RankMemory:
             else:
                 self._saver.add(name, tensor, part)
         self._saver.freeze()
+        # Made once: a hand-over asks before each weight.
+        self._names: dict[Part, list[str]] = {}
+        for entry in self._saver.ledger:
+            self._names.setdefault(entry.part, []).append(entry.name)
         wait = wait_by_layer if ranks.count == 1 else wait_at_once
         wait(predictor, self._saver.arrived)
 
@@ -116,7 +120,8 @@ class RankMemory:
 
     def ready(self, part: Part) -> None:
         """Wait until `part` is there, if it is on its way."""
-        self._saver.arrived([entry.name for entry in self._saver.ledger if entry.part in part])
+        for one in part:
+            self._saver.arrived(self._names.get(one, []))
 
     def sleep(self, version: int) -> Moved:
         """Copy to the host unless it is there already, and give the device memory back."""
