@@ -7,6 +7,7 @@ import torch
 
 from tidemill.contracts.batch import Batch
 from tidemill.contracts.events import Emit, ignore
+from tidemill.contracts.footprint import Part
 from tidemill.contracts.workers import Place
 from tidemill.trainers.common.schedule import PhaseSettings
 from tidemill.trainers.fsdp.pieces import local
@@ -58,4 +59,5 @@ def make_batch(step: int, words: int) -> Batch:
 
 def state_of(trainer: FsdpTrainer) -> list[torch.Tensor]:
     """This rank's parameters, buffers and moments on the device, which no public call hands out together."""
+    trainer._memory.ready(Part.ALL)
     return [local(tensor).detach() for tensor, _ in trainer._memory._state().values()]

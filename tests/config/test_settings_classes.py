@@ -20,7 +20,7 @@ from tidemill.config.trainer import FsdpTrainerSettings, TrainerSettings
 NAMES = """
 model steps run.dir run.seed run.device run.threads
 trainer.use trainer.ranks trainer.replicas trainer.dtype trainer.tokens_per_micro_batch trainer.minibatches
-trainer.recompute trainer.max_grad_norm trainer.offload trainer.optimizer.lr trainer.optimizer.betas
+trainer.recompute trainer.max_grad_norm trainer.offload trainer.keep_addresses trainer.optimizer.lr trainer.optimizer.betas
 trainer.optimizer.eps
 trainer.optimizer.weight_decay trainer.schedule.kind trainer.schedule.warm_up_steps trainer.schedule.min_ratio
 warm_up.steps warm_up.data warm_up.batch warm_up.optimizer.lr warm_up.optimizer.betas warm_up.optimizer.eps

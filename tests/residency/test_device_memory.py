@@ -5,7 +5,7 @@ import torch
 from tests.residency.savers.kinds import KINDS, Kind
 
 from tidemill.errors import ResidencyError
-from tidemill.residency.device_memory import DeviceMemory, ResizedStorage
+from tidemill.residency.device_memory import DeviceMemory, ResizedStorage, kept_addresses
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -38,3 +38,8 @@ def test_memory_that_numpy_holds_says_so() -> None:
     memory.flat.numpy()
     with pytest.raises(ResidencyError, match="clone"):
         memory.check_can_free()
+
+
+def test_a_device_that_cannot_keep_addresses_says_so() -> None:
+    with pytest.raises(ResidencyError, match="cannot keep addresses on cpu.*unset trainer.keep_addresses"):
+        kept_addresses(torch.device("cpu"))

@@ -116,6 +116,7 @@ def build_trainer(config: RunConfig, place: Place, emit: Emit) -> RankTrainer:
             phases={"warm_up": warm_up, "rl": rl},
             page_bytes=config.residency.page,
             spare_bytes=None if config.residency.spare == "auto" else config.residency.spare,
+            keep_addresses=settings.keep_addresses,
             stop_on_leak=config.residency.leaks == "fail",
             deadline=_RANKS_WAIT * config.residency.deadline,
             emit=emit,

@@ -32,6 +32,8 @@ class TrainerSettings(Plug):
     """Gradients with a larger norm are scaled down to it; 0 never scales."""
     offload: Offload = "auto"
     """Whether the trainer sleeps while the engine works; `auto` follows `residency.offload`."""
+    keep_addresses: bool = False
+    """Whether tensors keep their addresses through sleep, as captured CUDA graphs need; on GPUs only."""
     optimizer: OptimizerSettings = OptimizerSettings()
     """The optimizer of the reinforcement phase."""
     schedule: ScheduleSettings = ScheduleSettings()

@@ -126,10 +126,13 @@ class Crossing:
             self.transfer.finish()
         return waited
 
-    def into(self, number: int) -> None:
-        """Get memory for a slab and start copying it in. Raises what the allocator raises; then nothing has changed."""
+    def make_room(self, number: int) -> None:
+        """Get memory for a slab. Raises what the allocator raises; then nothing has changed."""
         faults.point("residency.restore.slab")
         self.slabs[number].memory.allocate()
+
+    def fill(self, number: int) -> None:
+        """Start copying a slab in, which has memory."""
         # Begun anew for each: the allocator may hand out memory that queued work still uses.
         self.transfer.begin()
         self._in(number)

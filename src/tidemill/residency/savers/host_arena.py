@@ -20,7 +20,7 @@ from tidemill.contracts.footprint import Part
 from tidemill.errors import ResidencyError
 from tidemill.residency.contents import PagedTensor, check_loadable, checksum_of, put_bytes
 from tidemill.residency.coverage import check_covers
-from tidemill.residency.device_memory import MakeDeviceMemory, suitable_memory
+from tidemill.residency.device_memory import MakeDeviceMemory, ResizedStorage
 from tidemill.residency.host_memory import available_bytes, map_pinned, map_plain, refuse_pageable
 from tidemill.residency.ledger import NO_SLAB, Ledger
 from tidemill.residency.registration import Registration
@@ -51,7 +51,7 @@ class HostArenaSaver:
         pin: bool,
         deadline: float = 300.0,
         warn: Callable[[str], None] = refuse_pageable,
-        make_memory: MakeDeviceMemory = suitable_memory,
+        make_memory: MakeDeviceMemory = ResizedStorage,
         free_host_bytes: Callable[[], int] = available_bytes,
     ) -> None:
         """`page_bytes` is the size of a host page, and bounds a slab that holds several tensors.

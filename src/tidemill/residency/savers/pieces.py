@@ -47,7 +47,7 @@ def _out_one_by_one(
         if left:
             late.append((number, left))
             continue
-        ahead.append((number, crossing.transfer.mark()))
+        ahead.append((number, crossing.transfer.mark() if copy else _at_once))
         if len(ahead) == _AHEAD:
             yield _freed(crossing, *ahead.popleft(), gone)
     while ahead:
@@ -58,6 +58,10 @@ def _out_one_by_one(
         yield _freed(crossing, number, crossing.transfer.finish, gone)
     crossing.transfer.give_back()
     return Captured(copied=crossing.bytes(numbers) if copy else 0, waited=waited)
+
+
+def _at_once() -> None:
+    """Nothing was copied."""
 
 
 def _freed(crossing: Crossing, number: int, copied: Callable[[], None], gone: list[int]) -> int:
@@ -86,7 +90,8 @@ def bring_in(crossing: Crossing, numbers: Sequence[int]) -> Generator[int, None,
         for number in numbers:
             yield crossing.slabs[number].bytes
             brought.append(number)
-            crossing.into(number)
+            crossing.make_room(number)
+            crossing.fill(number)
         yield 0
         crossing.arrive(numbers)
 
@@ -96,7 +101,8 @@ def bring_all(crossing: Crossing, numbers: Sequence[int]) -> None:
     with _all_or_none(crossing) as brought:
         for number in numbers:
             brought.append(number)
-            crossing.into(number)
+            crossing.make_room(number)
+            crossing.fill(number)
 
 
 @contextlib.contextmanager

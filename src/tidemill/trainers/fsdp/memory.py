@@ -13,6 +13,7 @@ from tidemill.contracts.events import Emit, Notice
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.residency import Moved
 from tidemill.errors import CheckpointError
+from tidemill.residency.device_memory import ResizedStorage, kept_addresses
 from tidemill.residency.leaks import leak_gate
 from tidemill.residency.residue import residue_of
 from tidemill.residency.savers.crossing import Captured
@@ -44,6 +45,7 @@ class RankMemory:
         page_bytes: int,
         spare_bytes: int | None,
         deadline: float,
+        keep_addresses: bool,
         stop_on_leak: bool,
         emit: Emit,
     ) -> None:
@@ -61,6 +63,7 @@ class RankMemory:
             pin=device.type == "cuda",
             deadline=deadline,
             warn=lambda text: emit(Notice(text=text, level="warning")),
+            make_memory=kept_addresses(device) if keep_addresses else ResizedStorage,
         )
         self._leaks = leak_gate("trainer", device, stop=stop_on_leak, emit=emit)
         self._residue = residue_of(device)

@@ -60,6 +60,7 @@ class FsdpTrainer:
         phases: Mapping[str, PhaseSettings],
         page_bytes: int,
         spare_bytes: int | None = None,
+        keep_addresses: bool = False,
         stop_on_leak: bool = True,
         deadline: float = 300.0,
         emit: Emit,
@@ -73,7 +74,7 @@ class FsdpTrainer:
         self._network = self._predictor.network
         self._parameters: dict[str, Tensor] = dict(self._network.named_parameters())
         self._optimizer = AdamW(self._parameters)
-        self._minibatches = minibatches
+        self.minibatches = minibatches
         self._phases = dict(phases)
         self._emit = emit
         self._gate = TenantGate(self.name)
@@ -87,13 +88,14 @@ class FsdpTrainer:
             page_bytes=page_bytes,
             spare_bytes=spare_bytes,
             deadline=deadline,
+            keep_addresses=keep_addresses,
             stop_on_leak=stop_on_leak,
             emit=emit,
         )
         # Cut layers cast by themselves.
         autocast = dtype if place.ranks == 1 else torch.float32
         policy = PolicyModel(self._predictor, device=self._device, autocast=autocast)
-        self._words = policy.words
+        self.vocabulary = policy.words
         self._passes = Passes(model=policy, device=self._device, tokens_per_micro_batch=tokens_per_micro_batch)
         self._updates = Updates(
             passes=self._passes,
@@ -164,21 +166,11 @@ class FsdpTrainer:
         self._optimizer.reset()
         self._progress = Progress(phase=phase)
 
-    @property
-    def minibatches(self) -> int:
-        """Optimizer steps in one update."""
-        return self._minibatches
-
-    @property
-    def vocabulary(self) -> int:
-        """Number of token ids."""
-        return self._words
-
     def step(self, batch: Batch, loss: Loss) -> StepReport:
         """`update` of this rank's share, which it deals itself: every rank is given the whole batch."""
         self._gate.check(Part.ALL, "step")
-        check_token_ids(batch, vocabulary=self._words)
-        dealt = deal(batch, ranks=self._place.ranks, minibatches=self._minibatches)
+        check_token_ids(batch, vocabulary=self.vocabulary)
+        dealt = deal(batch, ranks=self._place.ranks, minibatches=self.minibatches)
         return self.update(dealt[self._place.rank], loss)
 
     def update(self, minibatches: Sequence[Batch], loss: Loss) -> StepReport:
@@ -194,7 +186,7 @@ class FsdpTrainer:
                 'cannot step: no phase has begun, so there is no learning rate; call `begin("rl")` first'
             )
         for batch in minibatches:
-            check_token_ids(batch, vocabulary=self._words)
+            check_token_ids(batch, vocabulary=self.vocabulary)
         settings = self._phases[self._progress.phase]
         lr = learning_rate(settings, self._progress.updates)
         with phase(self._emit, "train", self.name), self._updating():
@@ -230,7 +222,7 @@ class FsdpTrainer:
     def log_probs(self, batch: Batch) -> Float32[np.ndarray, " N"]:
         """Under the present weights, at the batch's temperature; of this rank's rows. A collective."""
         self._gate.check(Part.WEIGHTS, "log_probs")
-        check_token_ids(batch, vocabulary=self._words)
+        check_token_ids(batch, vocabulary=self.vocabulary)
         try:
             return self._passes.log_probs(self._updates.log_probs_plan(batch), batch)
         finally:
