@@ -75,9 +75,10 @@ class _Sum:
 
     def __init__(self, tensor: torch.Tensor, weights: torch.Tensor) -> None:
         self.elements = tensor.numel()
-        self.parts = [
-            (chunk * weights[: chunk.numel()]).sum() for chunk in torch.split(_words(tensor), _CHUNK) if len(chunk)
-        ]
+        words = _words(tensor)
+        # Most tensors are one chunk, and there are hundreds in a sync: no step more than it takes.
+        chunks = (words,) if 0 < len(words) <= _CHUNK else torch.split(words, _CHUNK)
+        self.parts = [torch.mul(chunk, weights[: len(chunk)]).sum() for chunk in chunks if len(chunk)]
 
     def total(self, values: Iterable[int]) -> int:
         """Chained, once the sums are known: takes as many of `values` as there are parts."""
@@ -101,7 +102,10 @@ def _weights(count: int, device: torch.device) -> torch.Tensor:
 
 def _words(tensor: torch.Tensor) -> torch.Tensor:
     """Flat int32, the last one padded with zeros."""
-    raw = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    flat = tensor.detach().contiguous().view(-1)
+    if flat.nbytes % 4 == 0 and flat.storage_offset() * flat.element_size() % 4 == 0 and flat.numel():
+        return flat.view(torch.int32)
+    raw = flat.view(torch.uint8)
     rest = raw.numel() % 4
     if rest or raw.storage_offset() % 4:
         padded = torch.zeros(raw.numel() + (4 - rest) % 4, dtype=torch.uint8, device=raw.device)

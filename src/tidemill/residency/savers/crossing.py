@@ -28,6 +28,18 @@ class Captured:
     waited: float = 0.0
 
 
+@dataclass(frozen=True, eq=False)
+class _Begun:
+    """Slabs on their way out as contents `key`, and the pages that a reader kept from it."""
+
+    key: Hashable
+    awake: list[int]
+    late: list[Place]
+
+
+_NOTHING_BEGUN = _Begun(None, [], [])
+
+
 def check_key(key: Hashable) -> None:
     """Raises ResidencyError for what cannot stand for contents."""
     if key is None:
@@ -47,6 +59,7 @@ class Crossing:
         self.transfer = transfer
         self._seconds = seconds
         self._arriving: dict[int, Callable[[], None]] = {}
+        self._begun = _NOTHING_BEGUN
         self._lock = threading.Lock()
 
     def kept(self) -> list[Kept]:
@@ -111,6 +124,27 @@ class Crossing:
             self.transfer.finish()
             raise
 
+    def begin_out(self, key: Hashable) -> None:
+        """Start copying out all that is awake, as contents `key`; `end_out` of the same key goes on from there."""
+        self.forget()
+        awake = self.awake()
+        self._begun = _Begun(key, awake, self.out_all(awake))
+
+    def end_out(self, key: Hashable, waiting: Callable[[], None]) -> Captured:
+        """Copy out all that is awake, begun or not; `waiting` is called before pages are waited for that are read."""
+        if self._begun.key != key:
+            self.begin_out(key)
+        begun, self._begun = self._begun, _NOTHING_BEGUN
+        waiting()
+        waited = self.out_late(begun.late)
+        return Captured(copied=self.bytes(begun.awake), waited=waited)
+
+    def forget(self) -> None:
+        """What was begun to be copied out is of no use, and no longer under way."""
+        if self._begun is not _NOTHING_BEGUN:
+            self._begun = _NOTHING_BEGUN
+            self.transfer.finish()
+
     def out_late(self, places: list[Place]) -> float:
         """Copy what `out` left, each page when its reader lets go; seconds waited. All is copied when it returns.
 
@@ -169,6 +203,7 @@ class Crossing:
     def settle(self) -> None:
         """Wait for all copies, and for what the device still does with the memory."""
         self.arrive_all()
+        self.forget()
         self.transfer.begin()
         self.transfer.finish()
 

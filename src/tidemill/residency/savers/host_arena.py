@@ -25,11 +25,11 @@ from tidemill.residency.host_memory import available_bytes, map_pinned, map_plai
 from tidemill.residency.ledger import NO_SLAB, Ledger
 from tidemill.residency.registration import Registration
 from tidemill.residency.savers.crossing import Captured, check_key
-from tidemill.residency.savers.pieces import bring_all, bring_in, take_out
+from tidemill.residency.savers.pieces import bring_all, bring_in, take_out, told_of_failure
 from tidemill.residency.savers.preparation import Kept, Preparation, nothing_kept
 from tidemill.residency.transfer import numbered, transfer_for
 from tidemill.residency.turns import Turn, Turns
-from tidemill.units import MIB, format_bytes
+from tidemill.units import MIB
 
 __all__ = ["HostArenaSaver"]
 
@@ -154,12 +154,18 @@ class HostArenaSaver:
                 return Captured()
             self._crossing.arrive_all()
             self._seal(None)
-            awake = self._crossing.awake()
-            late = self._crossing.out_all(awake)
-            self._turns.admit(turn, "restore")
-            waited = self._crossing.out_late(late)
+            captured = self._crossing.end_out(key, lambda: self._turns.admit(turn, "restore"))
             self._seal(key)
-            return Captured(copied=self._crossing.bytes(awake), waited=waited)
+            return captured
+
+    def begin_capture(self, key: Hashable) -> None:
+        """Start what `capture` of the same key will end, and go on: for one who knows that a sleep follows."""
+        check_key(key)
+        with self._turn("capture"):
+            if self._sealed != key:
+                self._crossing.arrive_all()
+                self._seal(None)
+                self._crossing.begin_out(key)
 
     def release(self, key: Hashable) -> None:
         """Give the device memory back. Refused unless the pages are sealed under `key`, that of the contents now."""
@@ -201,7 +207,7 @@ class HostArenaSaver:
         """
         with self._turn("restore"):
             numbers = self._crossing.asleep(part)
-            with self._told_of_failure(part):
+            with told_of_failure(part, self.device_bytes(part), self._device):
                 bring_all(self._crossing, numbers)
             if wait:
                 self._crossing.arrive(numbers)
@@ -209,20 +215,10 @@ class HostArenaSaver:
 
     def arrive(self, part: Part = Part.ALL) -> Generator[int, None, int]:
         """`restore` in pieces: yields the bytes that each takes, before it does, then 0. See Swappable."""
-        with self._turn("arrive", in_pieces=True), self._told_of_failure(part):
+        with self._turn("arrive", in_pieces=True), told_of_failure(part, self.device_bytes(part), self._device):
             numbers = self._crossing.asleep(part)
             yield from bring_in(self._crossing, numbers)
             return self._crossing.bytes(numbers)
-
-    @contextlib.contextmanager
-    def _told_of_failure(self, part: Part) -> Iterator[None]:
-        try:
-            yield
-        except Exception as cause:
-            raise ResidencyError(
-                f"cannot restore {part.words()}: {format_bytes(self.device_bytes(part))} are needed on {self._device} "
-                f"({cause}); all is asleep as before, free memory on the device and try again"
-            ) from cause
 
     def arrived(self, names: Collection[str]) -> None:
         """Wait until these tensors are there, if they are on their way; any stream may use them then."""
@@ -254,7 +250,7 @@ class HostArenaSaver:
         with self._turn("load"):
             if self._crossing.asleep(Part.ALL):
                 raise ResidencyError("cannot load while asleep; take a lease for everything first")
-            self._crossing.arrive_all()
+            self._crossing.settle()
             self._seal(None)
             self._crossing.make_writable()
             for entry in self._ledger:

@@ -4,10 +4,15 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 
+import torch
+
+from tidemill.contracts.footprint import Part
+from tidemill.errors import ResidencyError
 from tidemill.residency.arena import Place
 from tidemill.residency.savers.crossing import Captured, Crossing
+from tidemill.units import format_bytes
 
-__all__ = ["bring_all", "bring_in", "take_out"]
+__all__ = ["bring_all", "bring_in", "take_out", "told_of_failure"]
 
 # Slabs whose copies are queued before the first of them is waited for: enough that the bus never waits for Python.
 _AHEAD = 4
@@ -103,6 +108,18 @@ def bring_all(crossing: Crossing, numbers: Sequence[int]) -> None:
             brought.append(number)
             crossing.make_room(number)
             crossing.fill(number)
+
+
+@contextlib.contextmanager
+def told_of_failure(part: Part, needed: int, device: torch.device) -> Iterator[None]:
+    """Whatever is raised while `part` is restored, which takes `needed` bytes of `device`, as a ResidencyError."""
+    try:
+        yield
+    except Exception as cause:
+        raise ResidencyError(
+            f"cannot restore {part.words()}: {format_bytes(needed)} are needed on {device} ({cause}); all is asleep as "
+            "before, free memory on the device and try again"
+        ) from cause
 
 
 @contextlib.contextmanager

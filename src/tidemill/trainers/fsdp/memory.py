@@ -3,6 +3,7 @@
 Nothing here communicates.
 """
 
+import contextlib
 from collections.abc import Generator, Mapping
 
 import torch
@@ -56,6 +57,7 @@ class RankMemory:
         self._parameters = optimizer.parameters
         self._grad_bytes = sum(local(tensor).nbytes for tensor in self._parameters.values())
         self._grads_awake = True
+        self._sleeps_follow = False
         self._saver = HostArenaSaver(
             device=device,
             page_bytes=page_bytes,
@@ -129,6 +131,7 @@ class RankMemory:
     def sleep(self, version: int) -> Moved:
         """Copy to the host unless it is there already, and give the device memory back."""
         self._prepare_sleep()
+        self._sleeps_follow = True
         captured = self._saver.capture(version)
         self._saver.release(version)
         self._grads_awake = False
@@ -137,6 +140,7 @@ class RankMemory:
     def leave(self, version: int) -> Generator[int, None, Moved]:
         """See Swappable. The room of gradients is given first."""
         self._prepare_sleep()
+        self._sleeps_follow = True
         awake = self._grads_awake
         try:
             if awake and self._grad_bytes:
@@ -162,6 +166,16 @@ class RankMemory:
         """What belongs to one pass only: gathered parameters, and gradients."""
         reshard(self._predictor)
         gradients.drop(list(self._parameters.values()))
+
+    def changed(self, version: int) -> None:
+        """An update is over. Where the last one was followed by a sleep, copying begins, beside what comes before it.
+
+        What fails here fails again, and is told, when the copy is needed.
+        """
+        follows, self._sleeps_follow = self._sleeps_follow, False
+        if follows:
+            with contextlib.suppress(Exception):
+                self._saver.begin_capture(version)
 
     def holds(self, version: int) -> bool:
         """Whether the host pages hold this version, whole."""

@@ -192,7 +192,8 @@ class FsdpTrainer:
         with phase(self._emit, "train", self.name), self._updating():
             report = self._updates.run(minibatches, loss, settings, lr=lr)
             self._progress = self._progress.advance(optimizer_steps=self._optimizer.steps)
-            return report
+        self._memory.changed(self._version)
+        return report
 
     def _changing(self) -> None:
         self._memory.ready(Part.ALL)
