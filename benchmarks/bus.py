@@ -13,7 +13,7 @@ import torch
 
 from tidemill.units import MIB
 
-__all__ = ["Copies", "plain_copies", "timed"]
+__all__ = ["Copies", "plain_copies", "synchronise", "timed"]
 
 _COPIES = 3
 _TOUCHED_AT_ONCE = 256 * MIB
@@ -24,10 +24,10 @@ Copies = tuple[list[float], list[float]]
 
 def timed(device: torch.device, work: Callable[[], object]) -> float:
     """Wall seconds between two synchronisations of the device."""
-    _synchronise(device)
+    synchronise(device)
     began = time.perf_counter()
     work()
-    _synchronise(device)
+    synchronise(device)
     return time.perf_counter() - began
 
 
@@ -64,6 +64,7 @@ def _both_ways(there: torch.Tensor, here: torch.Tensor, device: torch.device) ->
     return out[1:], back[1:]
 
 
-def _synchronise(device: torch.device) -> None:
+def synchronise(device: torch.device) -> None:
+    """Wait for all that is queued on the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

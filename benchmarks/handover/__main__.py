@@ -2,9 +2,10 @@
 
 Trainer in float32 with AdamW, engine of transformers in bfloat16 (on a CPU float32), random weights, one process, a
 budget of `always`. Each cycle makes a step, so that all of the state is other than it was, and generates a few tokens;
-neither counts. `whole` is the wall time of all transitions and of the weight sync, checksums included, between
-synchronisations of the device. `bus` is what plain pinned copies of the trainer's state take out and back, measured
-before and after in the same process; `whole_ratio` is bus by whole.
+neither counts. `whole` is the wall time of all transitions and of the weight sync, checksums included: until the
+trainer is there, and from the end of the update until the engine is ready, both with the device synchronised at the
+end. `bus` is what plain pinned copies of the trainer's state take out and back, measured before and after in the same
+process; `whole_ratio` is bus by whole.
 
 `growth` is what was added from the fifth cycle (of fewer the middle one) to the last, with the engine awake: device
 bytes as another process sees them, resident host bytes and pages, threads, file handles. `verified` says that nothing

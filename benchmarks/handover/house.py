@@ -1,5 +1,6 @@
 """Trainer and engine in one process, which hand one device to each other through the parts that a run has."""
 
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from benchmarks.bus import Copies, plain_copies, timed
+from benchmarks.bus import Copies, plain_copies, synchronise, timed
 from benchmarks.offload.cases import fingerprint
 from benchmarks.outside import files_and_threads
 from benchmarks.trainers import DEADLINE, make_batch, make_trainer, state_of
@@ -40,6 +41,7 @@ class House:
     def __init__(self, model: Path, device: str) -> None:
         self.device = torch.device(device)
         self.seconds: Series = {}
+        self._trained = 0.0
         self.trainer = make_trainer(model, Place(device=device), self._note)
         self.engine = TransformersEngine(
             model=model,
@@ -67,21 +69,25 @@ class House:
             self.seconds.setdefault(event.what, []).append(event.seconds)
         elif isinstance(event, PhaseDone) and event.name == "update_weights":
             self.seconds.setdefault(event.name, []).append(event.seconds)
+        elif isinstance(event, PhaseDone) and event.name == "train":
+            # Told where the update ends and before the trainer begins to copy anything out.
+            self._trained = time.perf_counter()
 
     def cycle(self, number: int, *, stepped: Callable[[], None] = _nothing) -> dict[str, float]:
         """One hand-over, at whose end the trainer is asleep; what its step reported. `stepped` is called after it."""
-        whole = 0.0
         with ExitStack() as lease:
-            whole += timed(self.device, lambda: lease.enter_context(self.residency.awake(self.trainer)))
+            came = timed(self.device, lambda: lease.enter_context(self.residency.awake(self.trainer)))
             metrics = step(self.trainer, number)
             stepped()
-            version = PolicyVersion(1, number)
-            whole += timed(self.device, lambda: self.sync.update_weights(self.trainer, self.engine, version))
+            self.sync.update_weights(self.trainer, self.engine, PolicyVersion(1, number))
         with ExitStack() as lease:
-            whole += timed(self.device, lambda: lease.enter_context(self.residency.awake(self.engine)))
+            lease.enter_context(self.residency.awake(self.engine))
+            synchronise(self.device)
+            went = time.perf_counter() - self._trained
             requests = [Request(key=str(row), token_ids=(5, 6, 7)) for row in range(4)]
             self.engine.generate(requests, Sampling(max_new_tokens=8))
-        self.seconds.setdefault("whole", []).append(whole)
+        if stepped is _nothing:
+            self.seconds.setdefault("whole", []).append(came + went)
         return metrics
 
     def comes_back_whole(self, number: int) -> bool:
