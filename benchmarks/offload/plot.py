@@ -68,5 +68,12 @@ def _bars(
         alpha=1.0 if cycle == "median" else 0.45,
         label=label,
     )
-    texts = ["failed" if figure is None or not figure.verified else f"{figure.value:.2f}" for figure in found]
+    texts = [_text(figure, ("failed", case, arm, "first") in shown) for figure, case in zip(found, cases, strict=True)]
     axes.bar_label(bars, texts, fontsize=7, padding=1, rotation=90)
+
+
+def _text(figure: Figure | None, failed: bool) -> str:
+    """Nothing for an arm that was not asked for in this case."""
+    if figure is None:
+        return "failed" if failed else ""
+    return f"{figure.value:.2f}" if figure.verified else "failed"
