@@ -111,3 +111,11 @@ def test_trainer_and_engine_on_devices_of_their_own_share_no_budget(problems: Pr
     for word in ("residency.offload=always", "trainer.offload=always", 'residency.budget="1 GiB"'):
         (found,) = problems(*words, word)
         assert found.startswith(word.partition("=")[0]) and "both stay awake" in found
+
+
+def test_addresses_are_kept_on_gpus_only(problems: Problems) -> None:
+    assert problems("trainer.keep_addresses=true") == []
+    assert problems("trainer.keep_addresses=true", "run.device=cuda") == []
+    (found,) = problems("trainer.keep_addresses=true", "run.device=cpu")
+    assert found.startswith("trainer.keep_addresses = true (command line)")
+    assert found.endswith('set it to false, or run.device = "cuda"')

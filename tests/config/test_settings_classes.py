@@ -6,12 +6,15 @@ tidemill.config.algorithm, tidemill.config.data, tidemill.config.reward, tidemil
 tidemill.config.cluster, tidemill.config.recorder.
 """
 
+from collections.abc import Callable
+
 import pytest
 from pydantic import ValidationError
 
 from tidemill.config.base import Plug, Settings
 from tidemill.config.fields import field_at, is_text, leaves, section_class, sections
 from tidemill.config.kinds import Size
+from tidemill.config.load import Loaded
 from tidemill.config.optimizer import OptimizerSettings, WarmUpOptimizerSettings
 from tidemill.config.reward import RegexSettings
 from tidemill.config.run import RunConfig
@@ -20,13 +23,14 @@ from tidemill.config.trainer import FsdpTrainerSettings, TrainerSettings
 NAMES = """
 model steps run.dir run.seed run.device run.threads
 trainer.use trainer.ranks trainer.replicas trainer.dtype trainer.tokens_per_micro_batch trainer.minibatches
-trainer.recompute trainer.max_grad_norm trainer.offload trainer.keep_addresses trainer.optimizer.lr trainer.optimizer.betas
-trainer.optimizer.eps
+trainer.recompute trainer.max_grad_norm trainer.offload trainer.keep_addresses
+trainer.optimizer.lr trainer.optimizer.betas trainer.optimizer.eps
 trainer.optimizer.weight_decay trainer.schedule.kind trainer.schedule.warm_up_steps trainer.schedule.min_ratio
 warm_up.steps warm_up.data warm_up.batch warm_up.optimizer.lr warm_up.optimizer.betas warm_up.optimizer.eps
 warm_up.optimizer.weight_decay warm_up.schedule.kind warm_up.schedule.warm_up_steps warm_up.schedule.min_ratio
 engine.use engine.replicas engine.dtype engine.max_batch engine.offload
-residency.offload residency.budget residency.page residency.spare residency.park_groups residency.leaks residency.deadline
+residency.offload residency.budget residency.page residency.spare residency.park_groups residency.leaks
+residency.deadline
 checkpoint.every checkpoint.mode checkpoint.keep_last checkpoint.keep_every checkpoint.on_failure checkpoint.grace
 checkpoint.walk_back checkpoint.accept checkpoint.export checkpoint.export_dtype
 eval.every eval.before_training eval.data eval.temperature eval.samples eval.limit
@@ -88,3 +92,8 @@ def test_text_is_told_from_numbers() -> None:
 def test_a_plug_names_its_implementation_without_importing_it() -> None:
     assert issubclass(FsdpTrainerSettings, TrainerSettings) and issubclass(TrainerSettings, Plug)
     assert FsdpTrainerSettings.implementation == "tidemill.trainers.fsdp.trainer:FsdpTrainer"
+
+
+@pytest.mark.parametrize(("written", "bytes_"), [("0", 0), ('"auto"', "auto"), ('"2 GiB"', 2 << 30)])
+def test_spare_memory_may_be_none(loaded: Callable[..., Loaded], written: str, bytes_: object) -> None:
+    assert loaded(f"residency.spare={written}").config.residency.spare == bytes_

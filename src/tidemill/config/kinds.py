@@ -30,6 +30,7 @@ __all__ = [
     "Precision",
     "Seconds",
     "Size",
+    "Spare",
     "Texts",
     "TokenIds",
     "absolute",
@@ -41,6 +42,7 @@ __all__ = [
 
 _LONGEST_NAME = 255
 _LONGEST_PATH = 4096
+_YEAR = 365 * 24 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,22 @@ def _budget(value: object) -> object:
     return size
 
 
+def _spare(value: object) -> object:
+    if value == "auto":
+        return value
+    size = _size(value)
+    if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+        raise refuse('should be "auto" or a size, for example "2 GiB"; 0 is none')
+    return size
+
+
+def _within_a_year(value: float) -> float:
+    """No system waits for ever: what is meant as "no limit" is said as a number that every clock can count to."""
+    if value > _YEAR:
+        raise refuse(f"is longer than a year; write seconds, {_YEAR:.0f} at most")
+    return value
+
+
 def _auto_count(value: object) -> object:
     if value != "auto" and (isinstance(value, bool) or not isinstance(value, int) or value <= 0):
         raise refuse('should be "auto" or a whole number above 0')
@@ -138,12 +156,17 @@ AutoCount = Annotated[
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-Seconds = Annotated[float, Field(gt=0), Label("seconds")]
+Seconds = Annotated[float, Field(gt=0), AfterValidator(_within_a_year), Label("seconds")]
 Size = Annotated[int, Field(gt=0), BeforeValidator(_size, json_schema_input_type=int | str), Label("size")]
 Budget = Annotated[
     int | Literal["auto"],
     PlainValidator(_budget, json_schema_input_type=int | str),
     Label('"auto" or size'),
+]
+Spare = Annotated[
+    int | Literal["auto"],
+    PlainValidator(_spare, json_schema_input_type=int | str),
+    Label('"auto", 0 or size'),
 ]
 AbsolutePath = Annotated[
     Path, BeforeValidator(_path), WithJsonSchema({"type": "string", "format": "path"}), Label("path", text=True)

@@ -227,6 +227,16 @@ def one_budget_serves_trainer_and_engine(config: RunConfig) -> Iterator[Finding]
         )
 
 
+def addresses_are_kept_on_gpus(config: RunConfig) -> Iterator[Finding]:
+    """Only a GPU has addresses that outlive their memory."""
+    if config.trainer.keep_addresses and config.run.device == "cpu":
+        yield Finding(
+            ("trainer.keep_addresses", "run.device"),
+            "only GPUs can keep addresses through sleep, and nothing on a CPU needs them; set it to false, or "
+            'run.device = "cuda"',
+        )
+
+
 def the_run_folder_is_not_in_the_model(config: RunConfig) -> Iterator[Finding]:
     """A run must not write over its base."""
     if _lies_in(config.run.dir, config.model):
@@ -279,5 +289,6 @@ TRAINING_RULES: tuple[Rule, ...] = (
     a_constant_rate_has_no_end,
     a_budget_is_for_deciding,
     one_budget_serves_trainer_and_engine,
+    addresses_are_kept_on_gpus,
     the_run_folder_is_not_in_the_model,
 )
