@@ -5,6 +5,7 @@ With it `tidemill.planning.moments`, `tidemill.planning.tenants` and the others 
 
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -206,7 +207,20 @@ def test_what_cannot_fit_the_host_is_refused_with_what_to_change(model: Path, se
     said = refused(settings(model), replace(GPU, host_bytes=16 * GIB))
     assert "cannot fit into the 16.0 GiB of host memory that can be had" in said
     assert "choose a smaller model, or spread trainer.ranks over more hosts" in said
+    assert "at which sleeps wait longer for saves; that alone is not enough" in said
     assert refused(settings(model), replace(GPU, device_bytes=141 * GIB, host_bytes=None)) == ""
+
+
+def test_a_host_with_room_for_no_more_than_the_state_is_told_of_spare_pages(model: Path, settings: Settings) -> None:
+    plan = plan_of(settings(model, *RAY), GPU)
+    there = plan.largest_on_host.bytes - plan.setup.ranks * plan.tenants.arena.spares // 2
+    said = refused(settings(model, *RAY), replace(GPU, host_bytes=there))
+    found = re.search(r"lower residency\.spare \(auto, .* a rank\) to (\d+MiB), at which sleeps wait longer", said)
+    assert found and "not enough" not in said
+    assert refused(settings(model, *RAY, f"residency.spare={found[1]}"), replace(GPU, host_bytes=there)) == ""
+    none = settings(model, *RAY, "residency.spare=0")
+    assert plan_of(none, GPU).tenants.arena.spares == 0
+    assert "residency.spare" not in refused(none, replace(GPU, host_bytes=GIB))
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,8 @@ def plan_of(config: RunConfig, machine: Machine) -> Plan:
     setup = setup_of(config, device=machine.device)
     model = read_model(config.model)
     shards = config.trainer.ranks // config.trainer.replicas
-    tenants = tenants_of(model, setup, shards=shards, page_bytes=config.residency.page)
+    spare = None if config.residency.spare == "auto" else config.residency.spare
+    tenants = tenants_of(model, setup, shards=shards, page_bytes=config.residency.page, spare_bytes=spare)
     choice = choose(config, setup, machine, tenants)
     groups = group_bytes(setup, replicas=config.trainer.replicas)
     return Plan(

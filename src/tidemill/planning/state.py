@@ -7,10 +7,19 @@ from dataclasses import dataclass
 from tidemill.planning.decoder import Decoder, Shape
 from tidemill.planning.model_folder import Model
 
-__all__ = ["Arena", "RankState", "arena_of", "cache_bytes", "engine_host_bytes", "engine_weights", "rank_state"]
+__all__ = [
+    "Arena",
+    "RankState",
+    "arena_of",
+    "cache_bytes",
+    "engine_host_bytes",
+    "engine_weights",
+    "page_size",
+    "rank_state",
+]
 
 MASTER_BYTES = 4
-# Where units begin in a slab of the trainer's, weights in the engine's, and slabs in host memory.
+# Where units begin in a slab of the trainer's, weights in the engine's, and slabs and spare pages in host memory.
 _UNIT, _WEIGHT, _PAGE = 512, 256, 4096
 
 
@@ -47,12 +56,17 @@ class Arena:
     spares: int
 
 
+def page_size(asked: int) -> int:
+    """Bytes of a page where `asked` are set: so many that an element of any dtype lies on one."""
+    return _aligned(asked, _UNIT)
+
+
 def rank_state(model: Model, *, shards: int, page_bytes: int) -> RankState:
-    """Masters, buffers and AdamW's two moments, float32, cut along the first dimension over `shards` ranks."""
+    """Buffers, masters and AdamW's two moments, float32, cut along the first dimension over `shards` ranks."""
     shares = [_share(shape, shards) for shape in model.shapes.values()]
     masters = [MASTER_BYTES * math.prod(share) for share in shares]
     buffers = [MASTER_BYTES * math.prod(shape) for shape in model.buffers]
-    weights, moments = [*masters, *buffers], [*masters, *masters]
+    weights, moments = [*buffers, *masters], [*masters, *masters]
     return RankState(
         weights=sum(map(_unit, weights)),
         moments=sum(map(_unit, moments)),
@@ -86,10 +100,10 @@ def _filled(sizes: Iterable[int], page_bytes: int) -> list[int]:
     return slabs
 
 
-def arena_of(slabs: Sequence[int], *, page_bytes: int) -> Arena:
-    """Pages of `page_bytes`; spare ones are a tenth of the state, and two at least."""
+def arena_of(slabs: Sequence[int], *, page_bytes: int, spare_bytes: int | None) -> Arena:
+    """Pages of `page_bytes`, and spare ones in `spare_bytes`; None is a tenth of the state, and two pages at least."""
     largest = min(max(slabs, default=0), page_bytes)
-    room = max(2 * largest, sum(slabs) // 10)
+    room = max(2 * largest, sum(slabs) // 10) if spare_bytes is None else spare_bytes
     count = room // largest if largest else 0
     return Arena(pages=sum(_aligned(slab, _PAGE) for slab in slabs), spares=count * _aligned(largest, _PAGE))
 

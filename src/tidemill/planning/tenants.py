@@ -11,6 +11,7 @@ from tidemill.planning.state import (
     cache_bytes,
     engine_host_bytes,
     engine_weights,
+    page_size,
     rank_state,
 )
 
@@ -41,14 +42,15 @@ class Tenants:
         }
 
 
-def tenants_of(model: Model, setup: Setup, *, shards: int, page_bytes: int) -> Tenants:
-    """Of a trainer cut over `shards` ranks, and of an engine if the run has one."""
+def tenants_of(model: Model, setup: Setup, *, shards: int, page_bytes: int, spare_bytes: int | None) -> Tenants:
+    """Of a trainer cut over `shards` ranks, and of an engine if the run has one; pages as they are set."""
+    page_bytes = page_size(page_bytes)
     state = rank_state(model, shards=shards, page_bytes=page_bytes)
     generation, there = setup.generation, bool(setup.replicas)
     cache = cache_bytes(model.decoder, positions=generation.positions, itemsize=generation.itemsize)
     return Tenants(
         state=state,
-        arena=arena_of(state.slabs, page_bytes=page_bytes),
+        arena=arena_of(state.slabs, page_bytes=page_bytes, spare_bytes=spare_bytes),
         engine_weights=engine_weights(model, itemsize=generation.itemsize) if there else 0,
         cache=cache if there else 0,
         engine_host=engine_host_bytes(model) if there else 0,

@@ -6,7 +6,7 @@ from tidemill.config.cluster import InlineClusterSettings
 from tidemill.config.run import RunConfig
 from tidemill.planning.moments import Moment
 from tidemill.planning.plan import Plan
-from tidemill.units import format_bytes
+from tidemill.units import MIB, format_bytes
 
 __all__ = ["problems"]
 
@@ -38,9 +38,23 @@ def _of_devices(plan: Plan, config: RunConfig) -> Iterator[str]:
 def _of_host(plan: Plan, config: RunConfig) -> Iterator[str]:
     there, largest = plan.machine.host_bytes, plan.largest_on_host
     if there is not None and largest.bytes > there:
+        advice = [_advice(largest, plan, config, _lower_on_host), *_less_spare(plan, config, largest.bytes - there)]
         yield (
             f"cannot fit into the {format_bytes(there)} of host memory that can be had: {_most(largest)}; "
-            f"{_advice(largest, plan, config, _lower_on_host)}"
+            f"{'; '.join(reversed(advice))}"
+        )
+
+
+def _less_spare(plan: Plan, config: RunConfig, excess: int) -> Iterator[str]:
+    """What to set where `excess` bytes are too many. Fewer spare pages cost no more than waits for saves."""
+    now = plan.tenants.arena.spares
+    left = now - -(-excess // plan.setup.ranks)
+    if now:
+        auto = "auto, " if config.residency.spare == "auto" else ""
+        enough = "" if left >= 0 else "; that alone is not enough"
+        yield (
+            f"lower residency.spare ({auto}{format_bytes(now)} a rank) to {max(left, 0) // MIB}MiB, "
+            f"at which sleeps wait longer for saves{enough}"
         )
 
 
