@@ -44,10 +44,25 @@ def test_every_command_in_the_docs_is_one_that_works(page: str, command: str, mo
         load(told.files, told.words, check_files=False, training=told.verb != "rollout")
 
 
+def links(page: Path) -> set[Path]:
+    """The files of this repository that a page links to, whether they are there or not."""
+    targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+    return {(page.parent / target).resolve() for target in targets}
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    reached, waiting = set(), [ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        reached.add(page)
+        waiting += [target for target in links(page) - reached if target.suffix == ".md" and target.exists()]
+    assert set(PAGES) <= reached, sorted(page.name for page in set(PAGES) - reached)
+
+
 def test_pages_link_to_files_that_are_there() -> None:
     for page in PAGES:
-        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+        for target in links(page):
+            assert target.exists(), f"{page.name} links to {target}"
 
 
 def test_every_verb_is_in_the_readme() -> None:
