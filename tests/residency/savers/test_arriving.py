@@ -89,11 +89,22 @@ def test_whatever_comes_next_waits_for_what_it_touches(late: LateTransfer, call:
     assert state.seen() == WHOLE
 
 
+def test_no_copy_is_under_way_before_there_is_room_for_all(late: LateTransfer) -> None:
+    state = State()
+    before = late.copies
+    with faults.armed("residency.restore.slab=raise@7"), pytest.raises(ResidencyError, match="all is as before"):
+        state.saver.restore(wait=False)
+    assert late.copies == before
+    state.saver.restore(wait=False)
+    assert late.copies == before + 7
+
+
 def test_a_wake_that_fails_while_copies_are_on_their_way_frees_all_of_it(late: LateTransfer) -> None:
     state = State()
     late.seconds = 0.02
-    with faults.armed("residency.restore.slab=raise@5"), pytest.raises(ResidencyError, match="asleep as before"):
-        state.saver.restore(wait=False)
+    with faults.armed("residency.restore.slab=raise@5"), pytest.raises(ResidencyError, match="all is as before"):
+        for _ in state.saver.arrive():
+            pass
     assert state.saver.resident_part() == Part.NONE
     state.saver.restore(wait=False)
     state.saver.arrived(state.tensors)

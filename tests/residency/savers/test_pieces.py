@@ -139,6 +139,84 @@ def test_when_what_left_cannot_come_back_the_rest_follows_and_nothing_is_lost(st
     assert state.is_whole()
 
 
+class Stranded:
+    """Six weights of ten slabs asleep, or fewer; t3 could not leave, as it is read, and no other could come back."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.state = State(kind, spare_bytes=0, deadline=0.05)
+        self.saver = self.state.saver
+        self.saver.capture(0)
+        self.held = self.saver.snapshot()
+        for name in self.held.tensors.keys() - {"t3"}:
+            self.held.written(name)
+        self.state.step()
+        with faults.armed("residency.restore.slab=raise@2"), pytest.raises(ResidencyError) as caught:
+            drained(self.saver.leave(1))
+        self.cause = caught.value
+
+
+def test_what_can_neither_leave_nor_let_the_rest_return_is_told_of_and_counted(state: State) -> None:
+    run = Stranded(state_kind(state))
+    assert "still read by the snapshot of version 0" in str(run.cause)
+    (note,) = run.cause.__notes__
+    assert "cannot come back (fault injected" in note and "nor can the rest follow" in note
+    assert "512 B stay on the device" in note and "nothing lost" in note
+    assert run.saver._crossing.awake() == [3]
+    assert (run.saver.resident_part(), run.saver.sealed_key) == (Part.NONE, None)
+    assert run.saver.device_bytes(Part.NONE) == SIZE
+    assert run.saver.device_bytes(Part.WEIGHTS) == 6 * SIZE
+    assert run.saver.device_bytes(Part.OPTIMIZER) == 4 * SIZE + SIZE
+    assert run.saver.device_bytes(BOTH) == 10 * SIZE and run.saver.device_bytes(Part.KV_CACHE) == 0
+    assert bytes(run.held.tensors["t3"].data) == torch.full((SIZE // 4,), 3.0).numpy().tobytes()
+
+
+@pytest.mark.parametrize("then", ["restore", "arrive", "part", "leave", "sleep"])
+def test_what_stayed_half_asleep_wakes_or_goes_on_sleeping_with_nothing_lost(state: State, then: str) -> None:
+    run = Stranded(state_kind(state))
+    match then:
+        case "restore":
+            assert run.saver.restore() == 9 * SIZE
+        case "arrive":
+            assert drained(run.saver.arrive())[1] == 9 * SIZE
+        case "part":
+            run.saver.restore(Part.OPTIMIZER)
+            assert run.saver.device_bytes(run.saver.resident_part()) == 5 * SIZE
+        case "leave":
+            run.held.release()
+            assert drained(run.saver.leave(1)) == ([SIZE], Captured(copied=SIZE))
+        case "sleep":
+            run.held.release()
+            run.saver.capture(1)
+            run.saver.release(1)
+    if then in ("leave", "sleep"):
+        assert (run.saver.device_bytes(Part.NONE), run.saver.sealed_key) == (0, 1)
+    run.saver.restore()
+    assert run.saver.resident_part() == BOTH and run.state.is_whole()
+
+
+def test_a_release_of_which_some_can_neither_go_nor_return_says_so(state: State) -> None:
+    state.step()
+    state.saver.capture(1)
+    freed = iter(range(2))
+
+    def no_more() -> None:
+        if next(freed, None) is None:
+            raise RuntimeError("busy")
+
+    with (
+        faults.calling("residency.release.slab", no_more),
+        faults.armed("residency.restore.slab=raise"),
+        pytest.raises(
+            ResidencyError, match=r"\(busy\); .*nor can the rest follow \(busy\): 4\.0 KiB stay on the device"
+        ),
+    ):
+        state.saver.release(1)
+    assert (state.saver.resident_part(), state.saver.device_bytes(Part.OPTIMIZER)) == (Part.OPTIMIZER, 8 * SIZE)
+    state.saver.release(1)
+    state.saver.restore()
+    assert state.is_whole()
+
+
 @pytest.mark.parametrize("after", [1, 3, 11])
 def test_an_arrival_that_is_closed_half_way_frees_what_it_took(state: State, after: int) -> None:
     state.step()
@@ -158,7 +236,7 @@ def test_an_arrival_that_fails_frees_what_it_took_and_says_so(state: State, nth:
     drained(state.saver.leave(0))
     with (
         faults.armed(f"residency.restore.slab=raise@{nth}"),
-        pytest.raises(ResidencyError, match="all is asleep as before"),
+        pytest.raises(ResidencyError, match="all is as before"),
     ):
         drained(state.saver.arrive())
     assert state.awake() == 0

@@ -83,9 +83,17 @@ class Crossing:
             asleep |= Part.NONE if slab.memory.resident else slab.part
         return parts & ~asleep
 
-    def bytes_of(self, part: Part) -> int:
-        """Of the slabs of `part`, wherever they are."""
-        return sum(slab.bytes for slab in self.slabs if slab.part in part)
+    def bytes_with(self, part: Part) -> int:
+        """Of the slabs of `part`, wherever they are, and of those on the device whose own part is not there whole."""
+        if part and not any(slab.part in part for slab in self.slabs):
+            return 0
+        torn = Part.NONE
+        for number in self.awake():
+            torn |= self.slabs[number].part
+        torn &= ~self.resident_part()
+        return sum(
+            slab.bytes for slab in self.slabs if slab.part in part or (slab.part in torn and slab.memory.resident)
+        )
 
     def held(self, number: int) -> torch.Tensor | PageRun:
         """Where a slab's bytes are now; those of NO_SLAB are nowhere."""

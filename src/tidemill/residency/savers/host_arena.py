@@ -180,9 +180,7 @@ class HostArenaSaver:
             try:
                 collections.deque(take_out(self._crossing, copy=False), maxlen=0)
             except Exception as cause:
-                now = (
-                    "all is awake as before" if self._crossing.awake() == awake else "all is asleep, with nothing lost"
-                )
+                now = "all is awake as before" if self._crossing.awake() == awake else "; ".join(cause.__notes__)
                 raise ResidencyError(f"cannot release device memory ({cause}); {now}") from cause
 
     def leave(self, key: Hashable) -> Generator[int, None, Captured]:
@@ -207,7 +205,7 @@ class HostArenaSaver:
         """
         with self._turn("restore"):
             numbers = self._crossing.asleep(part)
-            with told_of_failure(part, self.device_bytes(part), self._device):
+            with told_of_failure(part, self._crossing.bytes(numbers), self._device):
                 bring_all(self._crossing, numbers)
             if wait:
                 self._crossing.arrive(numbers)
@@ -215,9 +213,10 @@ class HostArenaSaver:
 
     def arrive(self, part: Part = Part.ALL) -> Generator[int, None, int]:
         """`restore` in pieces: yields the bytes that each takes, before it does, then 0. See Swappable."""
-        with self._turn("arrive", in_pieces=True), told_of_failure(part, self.device_bytes(part), self._device):
+        with self._turn("arrive", in_pieces=True):
             numbers = self._crossing.asleep(part)
-            yield from bring_in(self._crossing, numbers)
+            with told_of_failure(part, self._crossing.bytes(numbers), self._device):
+                yield from bring_in(self._crossing, numbers)
             return self._crossing.bytes(numbers)
 
     def arrived(self, names: Collection[str]) -> None:
@@ -263,8 +262,11 @@ class HostArenaSaver:
         return self._crossing.resident_part()
 
     def device_bytes(self, part: Part) -> int:
-        """Bytes of `part` on the device when awake, whether it is or not; alignment included."""
-        return self._crossing.bytes_of(part)
+        """Bytes on the device when `part` is awake, whether it is or not, and no other part is; alignment included.
+
+        What stays there of parts that are not there whole counts as well, with NONE too; a part without bytes takes 0.
+        """
+        return self._crossing.bytes_with(part)
 
     def host_bytes(self) -> int:
         """Bytes of host pages, spare ones included; they do not change."""

@@ -10,7 +10,7 @@ from tidemill.contracts.footprint import Part
 from tidemill.errors import ResidencyError
 from tidemill.residency.arena import Place
 from tidemill.residency.savers.crossing import Captured, Crossing
-from tidemill.units import format_bytes
+from tidemill.units import format_bytes, format_seconds
 
 __all__ = ["bring_all", "bring_in", "take_out", "told_of_failure"]
 
@@ -22,7 +22,7 @@ def take_out(crossing: Crossing, *, copy: bool) -> Generator[int, None, Captured
     """Give the memory of every slab back, each when it is copied, if it is to be; yields the bytes that came free.
 
     Closed or thrown into, or when it fails, it brings back what is gone. When that fails too, as the memory is taken,
-    the rest follows: all is in the pages then.
+    the rest follows: all is in the pages then. What cannot follow stays, and notes on the failure say so.
     """
     numbers, gone = crossing.awake(), list[int]()
     try:
@@ -33,11 +33,7 @@ def take_out(crossing: Crossing, *, copy: bool) -> Generator[int, None, Captured
             bring_all(crossing, gone)
             crossing.arrive(gone)
         except Exception as second:
-            waited = _finish(crossing, copy=copy)
-            cause.add_note(
-                f"and what had left cannot come back ({second}): all is asleep now, with nothing lost"
-                + (f", after {waited:.1f} s of waiting for readers" if waited else "")
-            )
+            cause.add_note(f"and what had left cannot come back ({second}): {_follow(crossing, copy=copy)}")
         raise
 
 
@@ -76,9 +72,22 @@ def _freed(crossing: Crossing, number: int, copied: Callable[[], None], gone: li
     return crossing.slabs[number].bytes
 
 
-def _finish(crossing: Crossing, *, copy: bool) -> float:
-    """Take out what is left, at once; seconds waited."""
-    numbers = crossing.awake()
+def _follow(crossing: Crossing, *, copy: bool) -> str:
+    """Take out what is left, at once; what became of it, in words."""
+    try:
+        waited = _out_at_once(crossing, crossing.awake(), copy=copy)
+    except Exception as third:
+        left = format_bytes(crossing.bytes(crossing.awake()))
+        return (
+            f"nor can the rest follow ({third}): {left} stay on the device, and are counted, and the rest is asleep, "
+            "with nothing lost; another sleep or wake goes on from there"
+        )
+    readers = f", after {format_seconds(waited)} of waiting for readers" if waited else ""
+    return f"all is asleep now, with nothing lost{readers}"
+
+
+def _out_at_once(crossing: Crossing, numbers: Sequence[int], *, copy: bool) -> float:
+    """Seconds waited."""
     waited = crossing.out_late(crossing.out_all(numbers)) if copy else 0.0
     for number in numbers:
         crossing.free(number)
@@ -102,23 +111,27 @@ def bring_in(crossing: Crossing, numbers: Sequence[int]) -> Generator[int, None,
 
 
 def bring_all(crossing: Crossing, numbers: Sequence[int]) -> None:
-    """Bring slabs back at once, or none of them; they are on their way when it returns."""
+    """Bring slabs back at once, or none of them; they are on their way when it returns.
+
+    Room for all of them comes first: an allocator may wait for copies that are under way.
+    """
     with _all_or_none(crossing) as brought:
         for number in numbers:
             brought.append(number)
             crossing.make_room(number)
+        for number in numbers:
             crossing.fill(number)
 
 
 @contextlib.contextmanager
-def told_of_failure(part: Part, needed: int, device: torch.device) -> Iterator[None]:
-    """Whatever is raised while `part` is restored, which takes `needed` bytes of `device`, as a ResidencyError."""
+def told_of_failure(part: Part, missing: int, device: torch.device) -> Iterator[None]:
+    """Whatever is raised while `part` is restored, `missing` bytes of which are not there, as a ResidencyError."""
     try:
         yield
     except Exception as cause:
         raise ResidencyError(
-            f"cannot restore {part.words()}: {format_bytes(needed)} are needed on {device} ({cause}); all is asleep as "
-            "before, free memory on the device and try again"
+            f"cannot restore {part.words()}: {format_bytes(missing)} of it are not on {device} and cannot be brought "
+            f"there ({cause}); all is as before, free memory on the device and try again"
         ) from cause
 
 
