@@ -96,6 +96,8 @@ def test_one_rank_in_a_process_of_its_own_is_bit_for_bit_the_trainer_itself(mode
     for one in (alone, trainer):
         trained(one, range(2))
         one.sleep()
+        assert one.wake_up(Part.ALL).beside > 0, "what is told of a wake is told of a worker's too"
+        one.sleep()
         snapshot = one.snapshot()
         state = copied(snapshot)
         states.append({name: bytes(tensor.data) for name, tensor in state.tensors.items()})

@@ -147,9 +147,16 @@ def test_what_transitions_of_a_step_moved_and_left_are_its_metrics() -> None:
     recorder = Fanout(sinks=[sink])
     recorder.start(0)
 
-    def moved(what: str, copied: int, left: int) -> Transition:
+    def moved(what: str, copied: int, left: int, beside: int = 0) -> Transition:
         return Transition(
-            what=what, owner="trainer", start=0.0, seconds=0.5, copied=copied, waited=0.25, left={"context": left}
+            what=what,
+            owner="trainer",
+            start=0.0,
+            seconds=0.5,
+            copied=copied,
+            beside=beside,
+            waited=0.25,
+            left={"context": left},
         )
 
     with recorder.step(0):
@@ -157,11 +164,19 @@ def test_what_transitions_of_a_step_moved_and_left_are_its_metrics() -> None:
         recorder.emit(moved("trainer.wake_up(all)", 2 * 10**9, 5))
         recorder.emit(moved("engine.wake_up(kv cache)", 0, 5))
     with recorder.step(1):
+        recorder.emit(moved("trainer.wake_up(all)", 0, 5, beside=4 * 10**9))
+    with recorder.step(2):
+        recorder.emit(moved("trainer.sleep", 10**9, 5, beside=10**9))
+        recorder.emit(moved("trainer.wake_up(all)", 0, 5, beside=2 * 10**9))
+    with recorder.step(3):
         pass
-    first, second = (m.values for m in sink.events(Metrics))
+    first, second, third, fourth = (m.values for m in sink.events(Metrics))
     assert (first["memory/copied"], first["memory/gbps"], first["memory/left/context"]) == (3e9, 3.0, 7)
     assert first["time/wait_for_save"] == 0.75
-    assert not [name for name in second if name.startswith(("memory/copied", "memory/gbps", "memory/left"))]
+    assert second["memory/copied"] == 4e9
+    assert "memory/gbps" not in second, "nothing crossed within it"
+    assert (third["memory/copied"], third["memory/gbps"]) == (4e9, 2.0)
+    assert not [name for name in fourth if name.startswith(("memory/copied", "memory/gbps", "memory/left"))]
 
 
 def test_a_step_left_by_an_exception_has_no_timings_and_the_next_one_its_own() -> None:

@@ -18,6 +18,7 @@ from tidemill.checkpoint.attempts import next_attempt
 from tidemill.contracts.checkpoint import Snapshot
 from tidemill.contracts.events import CheckpointEvent, Event
 from tidemill.contracts.footprint import Part
+from tidemill.contracts.residency import Moved
 from tidemill.contracts.state import Cursor, RunState
 from tidemill.errors import CheckpointError, ResidencyError
 from tidemill.residency.manager import LeaseManager
@@ -228,9 +229,9 @@ class Life:
     def sleep_again(self) -> None:
         """What is done is not done twice."""
         self.generate()
-        assert self.trainer.sleep().copied == 0, "I12 a second sleep copies"
+        assert self.trainer.sleep() == Moved(), "I12 a second sleep copies"
         with self._trainer_lease():
-            assert self.trainer.wake_up(Part.ALL).copied == 0, "I12 a second wake copies"
+            assert self.trainer.wake_up(Part.ALL) == Moved(), "I12 a second wake copies"
 
     def save_again(self) -> None:
         """What is saved is not saved twice."""

@@ -211,7 +211,12 @@ def _together(moved: Sequence[Moved]) -> Moved:
     left: dict[str, int] = {}
     for owner, count in (item for each in moved for item in each.left.items()):
         left[owner] = max(left.get(owner, 0), count)
-    return Moved(copied=sum(each.copied for each in moved), waited=max(each.waited for each in moved), left=left)
+    return Moved(
+        copied=sum(each.copied for each in moved),
+        beside=sum(each.beside for each in moved),
+        waited=max(each.waited for each in moved),
+        left=left,
+    )
 
 
 _WORDS = {"wake_up": "wake", "sleep": "sleep"}

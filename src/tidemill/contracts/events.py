@@ -59,8 +59,10 @@ class Memory:
 class Transition:
     """A tenant slept or woke, from Unix time `start`; `what` as in `trainer.sleep`.
 
-    `copied` bytes crossed between device and host, at `gbps` (1e9 bytes a second of the whole transition); `waited`
-    seconds of it were for readers of the host copy. `left` are device bytes behind it that are no tenant's, by holder.
+    `copied` bytes crossed between device and host within its seconds, at `gbps` (1e9 bytes a second of the whole
+    transition); `beside` bytes crossed for it beside other work: begun before a sleep, or still on their way behind a
+    wake. `waited` seconds of it were for readers of the host copy. `left` are device bytes behind it that are no
+    tenant's, by holder.
     """
 
     what: str
@@ -68,12 +70,13 @@ class Transition:
     start: float
     seconds: float
     copied: int = 0
+    beside: int = 0
     waited: float = 0.0
     left: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def gbps(self) -> float:
-        """Rate of the whole transition, allocating and freeing included; 0 when nothing was copied."""
+        """Rate of the whole transition, allocating and freeing included; 0 when nothing crossed within it."""
         return self.copied / self.seconds / 1e9 if self.seconds > 0 else 0.0
 
 

@@ -18,11 +18,13 @@ __all__ = ["Gate", "Moved", "Residency", "Swappable", "Tenant"]
 class Moved:
     """What a transition did, for those who watch: nothing hangs on it.
 
-    `copied` are bytes that crossed between device and host; `waited` are seconds in which a sleep waited for readers of
-    the host copy; `left` are device bytes after it that are no part of a tenant, by whoever holds them.
+    `copied` are bytes that crossed between device and host while it took place; `beside` are those whose crossing began
+    before a sleep or may go on behind a wake, beside other work. `waited` are seconds in which a sleep waited for
+    readers of the host copy; `left` are device bytes after it that are no part of a tenant, by whoever holds them.
     """
 
     copied: int = 0
+    beside: int = 0
     waited: float = 0.0
     left: Mapping[str, int] = field(default_factory=dict)
 

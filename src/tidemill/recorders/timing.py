@@ -54,13 +54,14 @@ class StepTiming:
         self._held: dict[str, int] = {}
         self._peaks: dict[str, int] = {}
         self._left: dict[str, int] = {}
-        self._moved: dict[str, float] = {}
+        self._crossed, self._within, self._within_seconds = 0, 0, 0.0
 
     def begin(self, began: float, thread: int) -> None:
         """A block begins at Unix time `began`; phases of other threads are background to it."""
         self._open, self._began, self._thread = True, began, thread
         self._sums, self._intervals, self._peaks = {}, [], dict(self._held)
-        self._left, self._moved = {}, {}
+        self._left = {}
+        self._crossed, self._within, self._within_seconds = 0, 0, 0.0
 
     def abandon(self) -> None:
         """The block was left by an exception."""
@@ -85,9 +86,10 @@ class StepTiming:
 
     def add_transition(self, event: Transition) -> None:
         """A tenant slept or woke."""
+        self._crossed += event.copied + event.beside
         if event.copied:
-            for name, count in (("copied", event.copied), ("seconds", event.seconds)):
-                self._moved[name] = self._moved.get(name, 0.0) + count
+            self._within += event.copied
+            self._within_seconds += event.seconds
         if event.waited:
             self._sums["wait_for_save"] = self._sums.get("wait_for_save", 0.0) + event.waited
         for holder, count in event.left.items():
@@ -97,14 +99,16 @@ class StepTiming:
         """`time/<name>` summed by name, `time/step`, `time/other` (in no phase), `memory/*` at the step's peak.
 
         `memory/left/<holder>` is what no tenant holds on the device behind a transition; `memory/copied` are bytes that
-        crossed between device and host in transitions, `memory/gbps` how fast.
+        crossed between device and host for transitions, also beside other work; `memory/gbps` is how fast those were
+        that crossed within them.
         """
         self._open = False
         values = {f"time/{name}": total for name, total in self._sums.items()}
         values["time/step"] = seconds
         values["time/other"] = max(0.0, seconds - covered(self._intervals))
         values |= {f"memory/left/{holder}": float(count) for holder, count in self._left.items()}
-        if self._moved:
-            values["memory/copied"] = self._moved["copied"]
-            values["memory/gbps"] = self._moved["copied"] / self._moved["seconds"] / 1e9
+        if self._crossed:
+            values["memory/copied"] = float(self._crossed)
+        if self._within_seconds > 0:
+            values["memory/gbps"] = self._within / self._within_seconds / 1e9
         return values | {name: float(count) for name, count in self._peaks.items()}

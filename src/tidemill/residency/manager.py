@@ -145,7 +145,12 @@ class LeaseManager:
 
         def both() -> Moved:
             gone, come = swap(out, coming, missing, room=room)
-            return Moved(copied=gone.copied + come.copied, waited=gone.waited, left={**gone.left, **come.left})
+            return Moved(
+                copied=gone.copied + come.copied,
+                beside=gone.beside + come.beside,
+                waited=gone.waited,
+                left={**gone.left, **come.left},
+            )
 
         done = self._timed(f"put {out.name} to sleep and wake {coming.name} ({missing.words()})", both)
         leaving.sleeps, arriving.wakes = leaving.sleeps + 1, arriving.wakes + 1
@@ -214,6 +219,7 @@ class LeaseManager:
                 start=done.start,
                 seconds=done.seconds,
                 copied=done.moved.copied,
+                beside=done.moved.beside,
                 waited=done.moved.waited,
                 left=done.moved.left,
             )

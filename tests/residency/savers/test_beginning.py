@@ -5,6 +5,7 @@ import torch
 
 from tidemill import faults
 from tidemill.contracts.footprint import Part
+from tidemill.residency.savers.crossing import Captured
 from tidemill.residency.savers.host_arena import HostArenaSaver
 
 
@@ -38,7 +39,7 @@ def test_what_was_begun_is_not_copied_again_and_holds_the_same_bytes(tensors: li
     saver.begin_capture(1)
     assert saver.sealed_key is None
     with faults.passed() as points:
-        assert saver.capture(1).copied == saver.device_bytes(Part.ALL)
+        assert saver.capture(1) == Captured(beside=saver.device_bytes(Part.ALL))
     assert "residency.capture.slab" not in points
     assert held(saver) == contents(tensors)
     saver.begin_capture(1)

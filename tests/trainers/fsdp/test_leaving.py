@@ -5,6 +5,11 @@ from tests.trainers.fsdp.conftest import MakeFsdpTrainer
 
 from tidemill import faults
 from tidemill.algorithms.losses.clip import ClipLoss
+from tidemill.contracts.events import Event, Transition
+from tidemill.contracts.footprint import Part
+from tidemill.contracts.residency import Moved
+from tidemill.planning.budget import NO_LIMIT
+from tidemill.residency.manager import LeaseManager
 from tidemill.testing.suites.trainer_case import awake, copied, ragged_batch, same
 
 CLIP = ClipLoss(low=0.2, high=0.2)
@@ -62,3 +67,20 @@ def test_a_beginning_that_fails_does_not_tear_the_step_and_the_sleep_makes_the_c
     with awake(trainer):
         assert all((weight == before[name]).all() for name, weight in trainer.named_weights())
         trainer.step(ragged_batch(seed=2), CLIP)
+
+
+def test_what_crossed_beside_other_work_is_told_apart_from_what_a_transition_took_its_seconds_for(
+    make_fsdp_trainer: MakeFsdpTrainer,
+) -> None:
+    trainer, events = make_fsdp_trainer(), list[Event]()
+    residency = LeaseManager(budget=NO_LIMIT, emit=events.append, deadline=5.0)
+    state = trainer.footprint(Part.WEIGHTS | Part.OPTIMIZER)
+    with residency.awake(trainer):
+        trainer.begin("rl")
+        trainer.step(ragged_batch(), CLIP)
+    assert trainer.sleep() == Moved(copied=state), "no sleep had followed an update, so nothing was begun"
+    with residency.awake(trainer):
+        (wake,) = [event for event in events if isinstance(event, Transition)]
+        assert (wake.copied, wake.beside, wake.gbps) == (0, state, 0.0), "it returns before its bytes are there"
+        trainer.step(ragged_batch(seed=1), CLIP)
+    assert trainer.sleep() == Moved(beside=state), "the copy was begun with the update"

@@ -111,9 +111,9 @@ class RankMemory:
 
         Raises ResidencyError, and is as before, when memory runs out.
         """
-        copied = self._saver.restore(part, wait=False)
+        on_their_way = self._saver.restore(part, wait=False)
         self._grads_awake = self._grads_awake or Part.GRADS in part
-        return Moved(copied=copied)
+        return Moved(beside=on_their_way)
 
     def arrive(self, part: Part) -> Generator[int, None, Moved]:
         """See Swappable. Room for gradients is taken first."""
@@ -155,7 +155,7 @@ class RankMemory:
         return self._moved(captured)
 
     def _moved(self, captured: Captured) -> Moved:
-        return Moved(copied=captured.copied, waited=captured.waited, left=self._residue.left())
+        return Moved(copied=captured.copied, beside=captured.beside, waited=captured.waited, left=self._residue.left())
 
     def _prepare_sleep(self) -> None:
         self.drop()
