@@ -63,7 +63,7 @@ SHOWN: dict[str, list[str]] = {
         f"{HERE}/test_kind_a_memory.py::test_a14_an_engine_that_frees_too_little_is_no_room_either",
     ],
     "A15": [
-        f"{HERE}/test_kind_a_memory.py::test_a15_fifty_megabytes_that_another_thread_allocates_meanwhile_stop_no_sleep",
+        f"{HERE}/test_kind_a_memory.py::test_a15_what_another_thread_allocates_meanwhile_and_keeps_stops_no_sleep",
     ],
     "A17": [
         f"{HERE}/test_kind_a_engine.py::test_a17_requests_in_flight_end_before_the_engine_sleeps_and_those_that_come_"

@@ -1,8 +1,8 @@
-"""Tensors on the device that nobody owns: what they grow by from one sleep to the next is a leak, and stops the sleep.
+"""Tensors on the device that nobody owns: when they grow, and then grow again, that is a leak, and stops the sleep.
 
 Whoever keeps tensors on a device on purpose says so, once, by `own`. All other tensors are garbage in the making:
-activations, caches, a loss that somebody kept. A few live on from step to step; more at each sleep is a fault that ends
-in an out-of-memory hours later, far from its cause.
+activations, caches, a loss that somebody kept. A few live on from step to step, and somebody may take some for good;
+more and more of them is a fault that ends in an out-of-memory hours later, far from its cause.
 """
 
 import gc
@@ -171,8 +171,8 @@ def _largest(device: torch.device) -> list[str]:
 class LeakGate:
     """Looked at by a tenant as it goes to sleep, when nothing but what it keeps should be alive.
 
-    `stop` says whether growth fails the sleep or is told to `warn`. A slow meter is asked at sleeps 1, 2, 4, 16, 64 and
-    so on: what grows at every step is found all the same.
+    `stop` says whether growth that goes on fails the sleep or is told to `warn`. A slow meter is asked at sleeps 1, 2,
+    4, 16, 64 and so on: what grows at every step is found all the same.
     """
 
     def __init__(
@@ -193,37 +193,39 @@ class LeakGate:
         self._tolerance = tolerance
         self._sleeps = 0
         self._usual = 0
-        self._warned = False
+        self._accepted = 0
 
     def check(self) -> None:
-        """Raises ResidencyError, before anything moves, when what nobody owns has grown; or warns of each growth once.
+        """Raises ResidencyError, before anything moves, when what nobody owns has grown twice; or warns of each growth.
 
-        The first two sleeps say what is usual. The first time is a warning: another thread may hold something just now.
+        The first two sleeps say what is usual. What grows once, by more than the tolerance, is warned of and accepted:
+        another thread may have taken it for good. A growth beyond that is a leak, at whatever later sleep it shows.
         """
         self._sleeps += 1
         if self._slow and self._sleeps not in _LOOKS:
             return
         unowned = self._meter.unowned()
         if self._sleeps <= _WARM_UP:
-            self._usual = max(self._usual, unowned)
+            self._usual = self._accepted = max(self._usual, unowned)
             return
-        if not self._grown(unowned):
-            self._warned = False
-            return
-        gc.collect()  # what only a cycle of references holds is no leak yet
-        unowned = self._meter.unowned()
+        if self._grown(unowned):
+            gc.collect()  # what only a cycle of references holds is no leak yet
+            unowned = self._meter.unowned()
+        if unowned <= self._usual + self._tolerance:
+            self._accepted = self._usual
         if not self._grown(unowned):
             return
         text = self._words(unowned)
-        if self._stop and self._warned:
-            raise ResidencyError(f"cannot put {self._tenant} to sleep: {text}, or set residency.leaks=warn to go on")
-        self._warned = True
-        if not self._stop:
-            self._usual = unowned
-        self._warn(f"{text}; {self._tenant} sleeps all the same")
+        if self._stop and self._accepted > self._usual:
+            raise ResidencyError(
+                f"cannot put {self._tenant} to sleep: {text}, or set residency.leaks=warn to go on (they had grown "
+                f"before, to {format_bytes(self._accepted)})"
+            )
+        self._accepted = unowned
+        self._warn(f"{text}; {self._tenant} sleeps all the same{', until they grow again' if self._stop else ''}")
 
     def _grown(self, unowned: int) -> bool:
-        return unowned > self._usual + self._tolerance
+        return unowned > self._accepted + self._tolerance
 
     def _words(self, unowned: int) -> str:
         largest = self._meter.largest()
