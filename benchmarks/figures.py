@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Figure", "report"]
+__all__ = ["Figure", "Lines", "report"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,12 +28,40 @@ class Figure:
         return json.dumps({**vars(self), "value": value})
 
 
+class Lines:
+    """Lines as they come, on standard output and in `file`, if there is one: what is cut short leaves what it had.
+
+    Raises SystemExit, at once, when the file cannot be written.
+    """
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self.figures: list[Figure] = []
+        if file is not None:
+            try:
+                file.write_text("")
+            except OSError as error:
+                raise SystemExit(f"cannot write to {file}: {error.strerror}") from error
+
+    def tell(self, figures: Sequence[Figure]) -> None:
+        """Print and keep them."""
+        self.figures += figures
+        lines = "".join(figure.line() + "\n" for figure in figures)
+        print(lines, end="", flush=True)
+        if self._file is not None:
+            with self._file.open("a") as file:
+                file.write(lines)
+
+    def table(self) -> str:
+        """Of all, for people."""
+        return _table(self.figures)
+
+
 def report(figures: Sequence[Figure], file: Path | None) -> None:
     """Print all lines and then a table; write the lines to `file` too, if there is one."""
-    lines = "".join(figure.line() + "\n" for figure in figures)
-    print(lines + _table(figures))
-    if file is not None:
-        file.write_text(lines)
+    lines = Lines(file)
+    lines.tell(figures)
+    print(lines.table())
 
 
 def _table(figures: Sequence[Figure]) -> str:

@@ -19,14 +19,14 @@ import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.figures import Figure, report
+from benchmarks.figures import Figure, Lines
 from benchmarks.offload.arms import Settings, arms_on, cycles_of
 from benchmarks.offload.cases import Case
 from benchmarks.offload.runs import Eye, Round, figures_of, limit_figures, onlookers, run_arm
@@ -38,6 +38,7 @@ from tidemill.residency.savers.host_arena import HostArenaSaver
 from tidemill.units import GIB
 
 CASES = ("large", "small", "flat", "fsdp")
+Tell = Callable[[Sequence[Figure]], None]
 
 
 def parsed(words: Sequence[str]) -> argparse.Namespace:
@@ -58,6 +59,12 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write the JSON lines to this file too")
     parser.add_argument("--plot", type=Path, help="write a picture: svg, png or pdf, by its name")
     chosen = parser.parse_args(words)
+    for name, least in (("gib", 0.001), ("small_gib", 0.001), ("ranks", 1), ("rounds", 1)):
+        value = getattr(chosen, name)
+        if value is not None and not least <= value < 10_000:
+            parser.error(f"--{name.replace('_', '-')} {value} is no size to measure with; give {least:g} or more")
+    if chosen.gib is not None and (chosen.small_tensors or chosen.case == ["small"]):
+        parser.error("--gib is the size of large and flat; of small it is --small-gib")
     if chosen.cycles < 3:
         parser.error(f"--cycles {chosen.cycles} leaves no cycle for the median; give 3 or more")
     chosen.device = chosen.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -74,8 +81,8 @@ def default_cases() -> list[str]:
     return [*CASES, "swap"] if hasattr(HostArenaSaver, "leave") else list(CASES)
 
 
-def measured(chosen: argparse.Namespace, folder: Path) -> list[Figure]:
-    """All figures of all cases."""
+def measure(chosen: argparse.Namespace, folder: Path, tell: Tell) -> None:
+    """All figures of all cases, told as soon as an arm is through."""
     context = new_processes(chosen.device)
     if "fsdp" in chosen.case:
         # In a process of its own: this one shall hold no memory of a GPU.
@@ -84,19 +91,17 @@ def measured(chosen: argparse.Namespace, folder: Path) -> list[Figure]:
         writer.join()
         if writer.exitcode:
             raise SystemExit(f"no model of shape {chosen.shape} could be written (exit code {writer.exitcode})")
-    figures: list[Figure] = []
     with onlookers(context, chosen.device, chosen.ranks) as eyes:
         for name in chosen.case:
             size = int((chosen.small_gib if name == "small" else chosen.gib) * GIB)
             case = Case(name=name, size=size, shape=chosen.shape, device=chosen.device)
             if name == "swap":
-                figures += run_swaps(context, replace(case, name="large"), chosen.cycles)
+                tell(run_swaps(context, replace(case, name="large"), chosen.cycles))
             else:
-                figures += compared(chosen, context, eyes, (case, str(folder), ""))
-    return figures
+                compare(chosen, context, eyes, (case, str(folder), ""), tell)
 
 
-def compared(chosen: argparse.Namespace, context: Any, eyes: Sequence[Eye], settings: Settings) -> list[Figure]:
+def compare(chosen: argparse.Namespace, context: Any, eyes: Sequence[Eye], settings: Settings, tell: Tell) -> None:
     """One case: every arm in turn, as many rounds as were asked for."""
     name = settings[0].name
     rounds: dict[str, list[Round]] = {arm: [] for arm in chosen.arm or arms_on(chosen.device)}
@@ -107,11 +112,10 @@ def compared(chosen: argparse.Namespace, context: Any, eyes: Sequence[Eye], sett
             came = run_arm(context, eyes, arm, settings, cycles_of(arm, chosen.cycles, chosen.device))
             rounds[arm] += came
             failed |= set() if came else {arm}
-    figures: list[Figure] = []
-    for arm, came in rounds.items():
-        figures += figures_of(name, arm, [] if arm in failed else came, chosen.device)
+            if number + 1 == chosen.rounds:
+                tell(figures_of(name, arm, [] if arm in failed else rounds[arm], chosen.device))
     seen = [one for came in rounds.values() for one in came]
-    return figures + (limit_figures(name, seen) if seen else [])
+    tell(limit_figures(name, seen) if seen else [])
 
 
 def main(words: Sequence[str]) -> int:
@@ -122,9 +126,11 @@ def main(words: Sequence[str]) -> int:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     elif "tms-default" not in arms_on("cuda"):
         print("torch_memory_saver is not installed: its arms are left out", file=sys.stderr)
+    lines = Lines(chosen.json)
     with tempfile.TemporaryDirectory(prefix="tidemill-offload-") as folder:
-        figures = measured(chosen, Path(folder))
-    report(figures, chosen.json)
+        measure(chosen, Path(folder), lines.tell)
+    print(lines.table())
+    figures = lines.figures
     if chosen.plot:
         from benchmarks.offload.plot import draw
 
