@@ -22,9 +22,13 @@ __all__ = ["Captured", "Crossing", "check_key"]
 
 @dataclass(frozen=True, kw_only=True)
 class Captured:
-    """What a capture did: bytes copied to the host, and seconds waited for readers of the host copy."""
+    """What a capture did: bytes copied to the host, and seconds waited for readers of the host copy.
+
+    `beside` are bytes whose copy was begun before the capture, beside other work; `copied` are the others.
+    """
 
     copied: int = 0
+    beside: int = 0
     waited: float = 0.0
 
 
@@ -53,7 +57,7 @@ class Crossing:
     """
 
     def __init__(self, slabs: Sequence[Slab], arena: Arena, transfer: Transfer, *, seconds: float) -> None:
-        """`seconds` is the longest wait for a page that is read."""
+        """`seconds` is the longest wait for a page that is read, of which no reader lets go of anything."""
         self.slabs = slabs
         self.arena = arena
         self.transfer = transfer
@@ -140,12 +144,18 @@ class Crossing:
 
     def end_out(self, key: Hashable, waiting: Callable[[], None]) -> Captured:
         """Copy out all that is awake, begun or not; `waiting` is called before pages are waited for that are read."""
-        if self._begun.key != key:
+        ahead = self._begun.key == key
+        if not ahead:
             self.begin_out(key)
         begun, self._begun = self._begun, _NOTHING_BEGUN
         waiting()
         waited = self.out_late(begun.late)
-        return Captured(copied=self.bytes(begun.awake), waited=waited)
+        beside = self.bytes(begun.awake) - self._bytes_at(begun.late) if ahead else 0
+        return Captured(copied=self.bytes(begun.awake) - beside, beside=beside, waited=waited)
+
+    def _bytes_at(self, places: Iterable[Place]) -> int:
+        size = self.arena.page_bytes
+        return sum(min(size, self.slabs[slab].bytes - index * size) for slab, index in places)
 
     def forget(self) -> None:
         """What was begun to be copied out is of no use, and no longer under way."""
