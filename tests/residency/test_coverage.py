@@ -1,5 +1,7 @@
 """`tidemill.residency.coverage`: a tensor that was put in another's stead does not survive sleep, and is named."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -45,6 +47,30 @@ def test_another_place_of_the_same_storage_is_named(state: dict[str, torch.Tenso
     saver = saver_of(state)
     with pytest.raises(ResidencyError, match="'a'"):
         saver.check_covers(state | {"a": state["b"][:3]})
+
+
+@pytest.mark.parametrize(
+    "changed", [lambda data: data.t(), lambda data: data.view(torch.int32), lambda data: data.view(8, 2)]
+)
+def test_another_view_of_the_same_bytes_is_named(changed: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    parameter = torch.nn.Parameter(torch.randn(4, 4), requires_grad=False)
+    saver = saver_of({"w": parameter})
+    saver.check_covers({"w": parameter})
+    parameter.data = changed(parameter.data)
+    with pytest.raises(ResidencyError, match="'w'"):
+        saver.check_covers({"w": parameter})
+
+
+def test_nothing_of_another_dtype_is_named(state: dict[str, torch.Tensor]) -> None:
+    saver = saver_of(state)
+    with pytest.raises(ResidencyError, match="'none'"):
+        saver.check_covers(state | {"none": torch.empty(0, 3, dtype=torch.bfloat16)})
+
+
+def test_strides_that_lead_nowhere_do_not_matter() -> None:
+    state = {"w": torch.randn(1, 4)}
+    saver = saver_of(state)
+    saver.check_covers({"w": state["w"].as_strided((1, 4), (1, 1), state["w"].storage_offset())})
 
 
 def test_a_parameter_whose_data_was_set_is_named() -> None:

@@ -1,7 +1,8 @@
-"""Whether a ledger covers the state: the same names, and each tensor where its entry says.
+"""Whether a ledger covers the state: the same names, and each tensor where its entry says, and shaped so.
 
 A tensor that was exchanged for another of its name (an optimizer that makes its moments anew, a parameter that was set)
-would be neither saved nor brought back: training would go on with old contents, in silence.
+would be neither saved nor brought back: training would go on with old contents, in silence. One that is another view of
+the same bytes (transposed, of another dtype) would be saved as what it is no more.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,11 +34,18 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 def _lies_in(tensor: torch.Tensor, entry: Entry, slabs: Sequence[torch.Tensor]) -> bool:
     if entry.slab == NO_SLAB:
-        return tensor.numel() == 0
+        return tensor.numel() == 0 and tensor.dtype == entry.dtype
     flat = slabs[entry.slab]
     # The object behind a storage is the same awake and asleep; its address need not be.
     return (
         tensor.untyped_storage()._cdata == flat.untyped_storage()._cdata
         and int(tensor.storage_offset()) * tensor.element_size() == entry.offset
+        and tensor.dtype == entry.dtype
         and tuple(tensor.shape) == entry.shape
+        and _steps(tensor.shape, tensor.stride()) == _steps(entry.shape, entry.stride)
     )
+
+
+def _steps(shape: Sequence[int], stride: Sequence[int]) -> list[int]:
+    """Strides along which there is more than one element: others say nothing."""
+    return [step for size, step in zip(shape, stride, strict=True) if size > 1]
