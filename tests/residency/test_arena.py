@@ -125,6 +125,32 @@ def test_who_waits_in_vain_is_told_who_reads_how_much_and_what_to_do() -> None:
     reading.release()
 
 
+def test_the_wait_for_readers_counts_from_when_one_of_them_last_let_go_of_anything() -> None:
+    pages = arena(300)
+    slow = pages.read(claims(a=(0, 0, 100), b=(0, 50, 200), c=(0, 200, 300)), "a slow disk")
+    timers = [threading.Timer(0.2 * n, slow.let_go, (name,)) for n, name in enumerate("abc", start=1)]
+    for timer in timers:
+        timer.start()
+    began = time.monotonic()
+    pages.wait_for([(0, 2)], since=began, seconds=0.35)
+    assert 0.5 < time.monotonic() - began < 3
+    other = pages.read(claims(a=(0, 0, 100)), "a stuck one")
+    began = time.monotonic()
+    with pytest.raises(ResidencyError, match="without progress they are still read by a stuck one"):
+        pages.wait_for([(0, 0)], since=began - 5, seconds=0.1)
+    assert time.monotonic() - began < 3
+    other.release()
+
+
+def test_a_deadline_beyond_all_clocks_waits_for_the_reader() -> None:
+    pages = arena(100)
+    held = pages.read(ONE, "a save")
+    timer = threading.Timer(0.05, held.release)
+    timer.start()
+    pages.wait_for([(0, 0)], since=time.monotonic(), seconds=1e12)
+    assert write(pages, 0, 1)
+
+
 def test_pages_never_exceed_the_state_and_the_bound_whatever_happens() -> None:
     dice, pages = random.Random(0), arena(*[250] * 4, spares=3)
     names = claims(**{f"{slab}.{half}": (slab, half * 125, half * 125 + 125) for slab in range(4) for half in range(2)})

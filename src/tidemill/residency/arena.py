@@ -6,6 +6,7 @@ makes others run at a tenth of the bus. A page that a snapshot references is nev
 go of a single page.
 """
 
+import math
 import threading
 import time
 import weakref
@@ -64,6 +65,8 @@ class Arena:
         self._free = list(plan.spares)
         self._readings: list[Reading] = []
         self._changed = threading.Condition()
+        # When a reader last let go of something; monotonic.
+        self._progressed = -math.inf
 
     def run(self, slab: int) -> PageRun:
         """The slab's pages as they are now."""
@@ -115,18 +118,18 @@ class Arena:
             self._free.append(page)
 
     def wait_for(self, places: Iterable[Place], *, since: float, seconds: float) -> None:
-        """Until one of `places`, which were not writable, may be; at most `seconds` from `since` on (monotonic).
+        """Until one of `places`, which were not writable, may be.
 
-        Raises ResidencyError, which says who reads them.
+        Readers may take as long as they go on letting go of tensors. Raises ResidencyError, which says who reads, when
+        none of them did for `seconds`, counted from `since` at the earliest (monotonic).
         """
         wanted = list(places)
-        ends = since + seconds
         with self._changed:
             while not (self._free or any(self._could(place) for place in wanted)):
-                left = ends - time.monotonic()
+                left = max(since, self._progressed) + seconds - time.monotonic()
                 if left <= 0:
                     raise ResidencyError(self._held_text(wanted, seconds))
-                self._changed.wait(left)
+                self._changed.wait(min(left, threading.TIMEOUT_MAX))
 
     def _could(self, place: Place) -> bool:
         slab, number = place
@@ -138,8 +141,9 @@ class Arena:
         spares = sum(page.bytes for page in self._plan.spares)
         return (
             f"{len(places)} pages of the host copy ({format_bytes(held)}) cannot be written: after "
-            f"{format_seconds(seconds)} they are still read by {readers}, and all {len(self._plan.spares)} spare pages "
-            f"({format_bytes(spares)}) are in use; raise residency.spare, save less often, or see why the disk is slow"
+            f"{format_seconds(seconds)} without progress they are still read by {readers}, and all "
+            f"{len(self._plan.spares)} spare pages ({format_bytes(spares)}) are in use; raise residency.spare, save less "
+            "often, or see why the disk is slow"
         )
 
     def read(self, claims: Claims, label: str) -> "Reading":
@@ -153,6 +157,7 @@ class Arena:
 
     def _drop(self, reading: "Reading", places: Iterable[Place]) -> None:
         """Under the lock."""
+        self._progressed = time.monotonic()
         for place in places:
             page = reading.pages.pop(place)
             page.references -= 1
@@ -220,6 +225,8 @@ class Reading:
     def release(self) -> None:
         """Nothing is read any more; nothing when that was said before."""
         with self._arena._changed:
+            if self._released:
+                return
             self._released = True
             self._arena._drop(self, list(self.pages))
 

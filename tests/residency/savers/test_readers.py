@@ -145,6 +145,36 @@ def test_a_reader_that_does_not_let_go_is_named_and_all_stays_awake_and_whole() 
     assert set(run.flat.tolist()) == {2.0}
 
 
+@pytest.mark.parametrize("writes", ["capture", "leave", "load"])
+def test_a_reader_may_be_slow_as_long_as_it_lets_go_of_one_tensor_after_another(writes: str) -> None:
+    run = Flat(spare_bytes=0, deadline=0.3)
+    run.step()
+    held = run.snapshot()
+    kept: Any = {name: _copy(tensor) for name, tensor in held.tensors.items()}
+    run.step()
+
+    def slow_disk() -> None:
+        for name in ("first", "moment", "second"):
+            time.sleep(0.2)
+            held.written(name)
+
+    writer = threading.Thread(target=slow_disk)
+    writer.start()
+    began = time.monotonic()
+    match writes:
+        case "capture":
+            assert run.capture().waited > 0.4
+        case "leave":
+            for _ in run.saver.leave(run.version):
+                pass
+            run.saver.restore()
+        case "load":
+            run.saver.load(kept)
+    assert time.monotonic() - began > 0.5
+    writer.join(5)
+    assert set(run.flat.tolist()) == {1.0 if writes == "load" else 2.0}
+
+
 def test_nothing_stands_behind_a_sleep_that_waits() -> None:
     run = Flat(spare_bytes=0)
     run.step()

@@ -57,8 +57,9 @@ class HostArenaSaver:
         """`page_bytes` is the size of a host page, and bounds a slab that holds several tensors.
 
         `spare_bytes` bounds the pages for what changes while a snapshot is read; None is a tenth of the state, and two
-        pages at least. With none left a capture waits for a reader, `deadline` seconds at most. `pin` page-locks the
-        host pages, for a CUDA device; `warn` is told when that cannot be. `make_memory` is the kind of device memory.
+        pages at least. With none left a capture waits for readers, at most `deadline` seconds in which none lets go of
+        anything. `pin` page-locks the host pages, for a CUDA device; `warn` is told when that cannot be. `make_memory`
+        is the kind of device memory.
         """
         self._device = numbered(torch.device(device))
         self._preparation = Preparation(
@@ -146,7 +147,7 @@ class HostArenaSaver:
 
         Pages that a snapshot holds are left alone: spare ones take their place, or they are waited for, the others
         being copied first. Meanwhile snapshots can be let go of, and `restore` goes on. Parts asleep are sealed as they
-        are. Raises ResidencyError after `deadline` seconds; then all is as before, but for the seal.
+        are. Raises ResidencyError when readers hold it up for too long; then all is as before, but for the seal.
         """
         check_key(key)
         with self._turn("capture") as turn:
