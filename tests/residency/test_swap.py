@@ -3,8 +3,10 @@
 from collections.abc import Callable, Generator
 
 import pytest
+from tests.residency.life_cycle_memory import SaverTenant, sound
 
-from tidemill.contracts.events import Event, PhaseDone, Transition
+from tidemill import faults
+from tidemill.contracts.events import Event, PhaseDone, Transition, ignore
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.residency import Moved, Swappable
 from tidemill.errors import ResidencyError
@@ -45,7 +47,11 @@ class Pieced(FakeTenant):
                 self.on.take(-size)
                 gone.append(size)
                 yield size
+        except GeneratorExit:
+            self.on.take(sum(gone))
+            raise
         except BaseException:
+            yield 0
             self.on.take(sum(gone))
             raise
         self.awake = Part.NONE
@@ -111,6 +117,71 @@ def test_a_failure_of_any_piece_of_either_leaves_both_as_before(direction: str, 
     assert (trainer.resident(), reference.resident(), device.held) == (Part.WEIGHTS, Part.NONE, 30)
 
 
+@pytest.mark.parametrize("piece", range(3))
+@pytest.mark.parametrize("direction", ["leave", "arrive"])
+def test_a_failure_of_any_piece_takes_no_more_than_there_is_room_for(direction: str, piece: int) -> None:
+    device, trainer, reference = pair([100, 100, 100], [100, 100, 100])
+
+    def fail(way: str, number: int) -> None:
+        if (way, number) == (direction, piece):
+            raise RuntimeError("late")
+
+    trainer.fails = reference.fails = fail
+    with pytest.raises(RuntimeError, match="late"):
+        swap(trainer, reference, Part.WEIGHTS, room=50)
+    assert device.most <= 350
+    assert (trainer.resident(), reference.resident(), device.held) == (Part.WEIGHTS, Part.NONE, 300)
+
+
+class Liar(Pieced):
+    """Says that it gives back what it keeps, all of it or but the first piece."""
+
+    gives = 0
+
+    def leave(self) -> Generator[int, None, Moved]:
+        for number, size in enumerate(self.pieces):
+            self.on.take(-size if number < self.gives else 0)
+            yield size
+        if self.gives:
+            self.awake, self.sizes = Part.KV_CACHE, {Part.WEIGHTS: 30, Part.KV_CACHE: 20}
+        return Moved()
+
+
+@pytest.mark.parametrize("gives", [0, 1])
+def test_a_tenant_that_frees_less_than_it_says_is_refused_and_who_came_goes_again(gives: int) -> None:
+    device, _, reference = pair([], [10, 10, 10])
+    liar = Liar("trainer", [10, 10, 10], device, awake=True)
+    liar.gives = gives
+    residency = LeaseManager(budget=35, emit=ignore, deadline=1.0)
+    residency.admit(liar)
+    with (
+        pytest.raises(
+            ResidencyError, match=r"trainer left, .* gave back 30 B of 30 B, and still holds .*offload=never"
+        ),
+        residency.awake(reference),
+    ):
+        raise AssertionError("a lease was granted")
+    assert (reference.resident(), reference.gate.allowed) == (Part.NONE, Part.NONE)
+    assert device.held == 30 - 10 * gives
+    assert residency.transitions() == {"trainer": (0, 0), "reference": (0, 0)}
+
+
+def test_one_that_comes_without_what_it_is_asked_for_is_not_granted() -> None:
+    class Empty(Pieced):
+        def arrive(self, part: Part) -> Generator[int, None, Moved]:
+            yield 0
+            return Moved()
+
+    device, trainer, _ = pair([10, 10, 10], [])
+    residency = LeaseManager(budget=40, emit=ignore, deadline=1.0)
+    residency.admit(trainer)
+    with (
+        pytest.raises(ResidencyError, match="reference woke up and weights is not on the device"),
+        residency.awake(Empty("reference", [20], device, awake=False)),
+    ):
+        raise AssertionError("a lease was granted")
+
+
 def test_the_manager_swaps_two_that_can_and_tells_it_as_one_transition() -> None:
     device, trainer, reference = pair([10, 10, 10], [10, 10, 5])
     assert isinstance(trainer, Swappable)
@@ -164,3 +235,20 @@ def test_one_that_cannot_move_in_pieces_sleeps_first() -> None:
 def _asleep(tenant: Pieced) -> Moved:
     tenant.awake = Part.NONE
     return Moved()
+
+
+@pytest.mark.parametrize("nth", range(1, 6))
+def test_memory_that_fails_to_leave_comes_back_when_that_which_came_is_gone(nth: int) -> None:
+    trainer, critic = SaverTenant("trainer", sound()), SaverTenant("critic", sound())
+    trainer.wake_up(Part.ALL)
+    right = trainer.contents()
+    seen: list[int] = []
+    with (
+        faults.calling("residency.restore.slab", lambda: seen.append(trainer.device_bytes + critic.device_bytes)),
+        faults.armed(f"residency.release.slab=raise@{nth}"),
+        pytest.raises(faults.FaultInjected),
+    ):
+        swap(trainer, critic, Part.ALL, room=0)
+    assert max(seen, default=0) < trainer.footprint(Part.ALL), "what was freed is taken twice"
+    assert (trainer.resident(), critic.resident()) == (Part.WEIGHTS | Part.OPTIMIZER, Part.NONE)
+    assert trainer.contents() == right

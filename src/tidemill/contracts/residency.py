@@ -90,15 +90,16 @@ class Swappable(Tenant, Protocol):
     def leave(self) -> Generator[int, None, Moved]:
         """As `sleep`, in pieces: yields the bytes that each gave back, when they are free.
 
-        Closed or thrown into before its end it undoes itself, and the tenant is awake as before; when the memory for
-        that is gone, it is asleep whole, with nothing lost.
+        When it fails it yields 0 and takes nothing yet, so that what came in its place can go first; resumed then, it
+        undoes itself and raises. Closed before its end it undoes itself, too. Undone, the tenant is awake as before;
+        when the memory for that is gone, it is asleep whole, with nothing lost.
         """
         ...
 
     def arrive(self, part: Part) -> Generator[int, None, Moved]:
         """As `wake_up`, in pieces: yields the bytes of each before it takes them, and 0 behind the last.
 
-        Closed or thrown into before its end it undoes itself, and the tenant is as before.
+        When it fails, or is closed before its end, it undoes itself, and the tenant is as before.
         """
         ...
 

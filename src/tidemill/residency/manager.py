@@ -153,6 +153,7 @@ class LeaseManager:
             )
 
         done = self._timed(f"put {out.name} to sleep and wake {coming.name} ({missing.words()})", both)
+        _refuse_absent(arriving, missing)
         leaving.sleeps, arriving.wakes = leaving.sleeps + 1, arriving.wakes + 1
         self._report(coming.name, "swap", f"{out.name}.sleep and {coming.name}.wake_up({missing.words()})", done)
         return True
@@ -191,12 +192,7 @@ class LeaseManager:
         if not missing:
             return
         done = self._timed(f"wake {tenant.name} ({missing.words()})", lambda: tenant.wake_up(missing))
-        absent = occupant.missing(missing)
-        if absent:
-            raise ResidencyError(
-                f"{tenant.name} woke up and {absent.words()} is not on the device, so it cannot be used; this is a "
-                f"fault of the tenant, whose `wake_up` must bring what it is asked for or raise"
-            )
+        _refuse_absent(occupant, missing)
         occupant.wakes += 1
         self._report(tenant.name, "wake_up", f"{tenant.name}.wake_up({missing.words()})", done)
 
@@ -233,4 +229,13 @@ class LeaseManager:
                 host={o.tenant.name: o.tenant.host_bytes() for o in occupants},
                 budget=0 if self._budget == NO_LIMIT else self._budget,
             )
+        )
+
+
+def _refuse_absent(occupant: Occupant, woken: Part) -> None:
+    absent = occupant.missing(woken)
+    if absent:
+        raise ResidencyError(
+            f"{occupant.tenant.name} woke up and {absent.words()} is not on the device, so it cannot be used; this is "
+            "a fault of the tenant, whose `wake_up` must bring what it is asked for or raise"
         )

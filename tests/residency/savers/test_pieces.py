@@ -105,11 +105,30 @@ def test_a_leave_that_is_closed_half_way_brings_back_what_is_gone(state: State, 
     assert state.is_whole()
 
 
+def test_a_leave_that_fails_waits_before_it_takes_anything_back(state: State) -> None:
+    pieces = state.saver.leave(0)
+    with faults.armed("residency.release.slab=raise@3"):
+        assert [next(pieces) for _ in range(3)] == [SIZE, SIZE, 0]
+    assert state.awake() == 8
+    with pytest.raises(faults.FaultInjected):
+        next(pieces)
+    assert state.saver.resident_part() == BOTH and state.is_whole()
+
+
+def test_a_leave_that_has_failed_is_undone_when_it_is_closed_too(state: State) -> None:
+    pieces = state.saver.leave(0)
+    with faults.armed("residency.release.slab=raise@3"):
+        assert [next(pieces) for _ in range(3)][-1] == 0
+    pieces.close()
+    assert state.saver.resident_part() == BOTH and state.is_whole()
+
+
 def test_what_is_thrown_into_a_leave_comes_out_of_it(state: State) -> None:
     pieces = state.saver.leave(0)
     next(pieces)
+    assert pieces.throw(KeyError("stop")) == 0
     with pytest.raises(KeyError):
-        pieces.throw(KeyError("stop"))
+        next(pieces)
     assert state.saver.resident_part() == BOTH and state.is_whole()
 
 
@@ -133,6 +152,7 @@ def test_when_what_left_cannot_come_back_the_rest_follows_and_nothing_is_lost(st
         next(pieces)
     with faults.armed("residency.restore.slab=raise@3"), pytest.raises(KeyError) as caught:
         pieces.throw(KeyError("stop"))
+        next(pieces)
     assert "all is asleep now, with nothing lost" in caught.value.__notes__[0]
     assert (state.awake(), state.saver.sealed_key) == (0, 1)
     state.saver.restore()

@@ -21,12 +21,13 @@ _AHEAD = 4
 def take_out(crossing: Crossing, *, copy: bool) -> Generator[int, None, Captured]:
     """Give the memory of every slab back, each when it is copied, if it is to be; yields the bytes that came free.
 
-    Closed or thrown into, or when it fails, it brings back what is gone. When that fails too, as the memory is taken,
-    the rest follows: all is in the pages then. What cannot follow stays, and notes on the failure say so.
+    When it fails it yields 0, so that who came meanwhile can go first; then, or when it is closed, it brings back what
+    is gone. When that fails too, as the memory is taken, the rest follows: all is in the pages then. What cannot follow
+    stays, and notes on the failure say so.
     """
     numbers, gone = crossing.awake(), list[int]()
     try:
-        return (yield from _out_one_by_one(crossing, numbers, gone, copy=copy))
+        return (yield from _with_notice(_out_one_by_one(crossing, numbers, gone, copy=copy)))
     except BaseException as cause:
         crossing.transfer.finish()
         try:
@@ -34,6 +35,17 @@ def take_out(crossing: Crossing, *, copy: bool) -> Generator[int, None, Captured
             crossing.arrive(gone)
         except Exception as second:
             cause.add_note(f"and what had left cannot come back ({second}): {_follow(crossing, copy=copy)}")
+        raise
+
+
+def _with_notice(pieces: Generator[int, None, Captured]) -> Generator[int, None, Captured]:
+    """`pieces`, and 0 before what they raise."""
+    try:
+        return (yield from pieces)
+    except GeneratorExit:
+        raise
+    except BaseException:
+        yield 0
         raise
 
 
