@@ -19,7 +19,7 @@ CONTEXT, GROUPS, CACHE, OTHER = "context", "process_groups", "cache", "libraries
 
 
 class Residue:
-    """Of one device; made before anything else takes memory there, for what is taken then is the context."""
+    """Of one device; made before the process takes memory there, a model's or a library's: the first is the context."""
 
     def __init__(self, device: torch.device) -> None:
         torch.cuda.synchronize(device)

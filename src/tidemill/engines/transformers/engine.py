@@ -61,6 +61,7 @@ class TransformersEngine:
     ) -> None:
         self._folder = model
         self._device = torch.device(device)
+        self._residue = residue_of(self._device)
         self._dtype = dtype
         torch_dtype = _DTYPES[dtype]
         self._emit = emit
@@ -81,7 +82,6 @@ class TransformersEngine:
         self._end_ids = end_ids(model, self._tokenizer, config.vocab_size)
         self._weights = LiveWeights(model=self._model, device=self._device, dtype=torch_dtype)
         self._transfer = CudaTransfer(self._device) if self._device.type == "cuda" else HostTransfer()
-        self._residue = residue_of(self._device)
         self._leaks = leak_gate(self.name, self._device, stop=stop_on_leak, emit=emit)
         self._kv_awake = False
         self._users: dict[str, object] = {}

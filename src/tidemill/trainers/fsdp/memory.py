@@ -4,7 +4,7 @@ Nothing here communicates.
 """
 
 import contextlib
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -131,33 +131,33 @@ class RankMemory:
     def sleep(self, version: int) -> Moved:
         """Copy to the host unless it is there already, and give the device memory back."""
         self._prepare_sleep()
-        self._sleeps_follow = True
-        captured = self._saver.capture(version)
-        self._saver.release(version)
-        self._grads_awake = False
+        with self._gradients_following():
+            captured = self._saver.capture(version)
+            self._saver.release(version)
         return self._moved(captured)
 
     def leave(self, version: int) -> Generator[int, None, Moved]:
         """See Swappable. The room of gradients is given first."""
         self._prepare_sleep()
-        self._sleeps_follow = True
-        awake = self._grads_awake
-        try:
-            if awake and self._grad_bytes:
+        with self._gradients_following():
+            if self._grads_awake and self._grad_bytes:
                 yield self._grad_bytes
             captured = yield from self._saver.leave(version)
-            awake = False
-        except BaseException:
-            awake = awake and bool(self._saver.resident_part())
-            raise
-        finally:
-            self._grads_awake = awake
         return self._moved(captured)
+
+    @contextlib.contextmanager
+    def _gradients_following(self) -> Iterator[None]:
+        """Room for gradients goes with the rest, also when that ends asleep because it failed."""
+        try:
+            yield
+        finally:
+            self._grads_awake = self._grads_awake and bool(self._saver.resident_part())
 
     def _moved(self, captured: Captured) -> Moved:
         return Moved(copied=captured.copied, beside=captured.beside, waited=captured.waited, left=self._residue.left())
 
     def _prepare_sleep(self) -> None:
+        self._sleeps_follow = True
         self.drop()
         self._saver.check_covers({name: tensor for name, (tensor, _) in self._state().items()})
         self._leaks.check()

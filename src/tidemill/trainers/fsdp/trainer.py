@@ -26,6 +26,7 @@ from tidemill.contracts.residency import Gate, Moved
 from tidemill.contracts.workers import Place
 from tidemill.errors import CheckpointError, ResidencyError, TrainerError
 from tidemill.residency.gate import TenantGate
+from tidemill.residency.residue import residue_of
 from tidemill.trainers.common.schedule import PhaseSettings, learning_rate
 from tidemill.trainers.fsdp.memory import RankMemory
 from tidemill.trainers.fsdp.model import ComputeDtype, PolicyModel
@@ -67,6 +68,7 @@ class FsdpTrainer:
     ) -> None:
         self._place = place
         self._device = torch.device(place.device)
+        residue_of(self._device)  # what the process holds there now is its context; what the model brings is not
         dtype: torch.dtype = getattr(torch, compute_dtype)
         self._ranks, self._predictor = load_over_ranks(
             model, place=place, replicas=replicas, deadline=deadline, compute_dtype=dtype, recompute=recompute
