@@ -24,7 +24,8 @@ class ResidencySettings(Settings):
     park_groups: Literal["auto", "always", "never"] = "auto"
     """Whether process groups go in sleep, too; `auto`: on GPUs where the engine has no room beside them."""
     leaks: Literal["fail", "warn"] = "fail"
-    """What happens at a sleep when tensors that nobody owns have grown by 64 MiB since the first two sleeps."""
+    """What happens at a sleep when tensors that nobody owns have grown by 64 MiB since the first two, and once more by
+    as much; the first growth is always a warning."""
     deadline: Seconds = 300.0
     """Longest wait for a tenant to sleep or wake, for another thread to let go of it, and for a save that reads what
     sleep must write and makes no progress, before the run fails."""
