@@ -7,7 +7,7 @@ import torch
 from tidemill.errors import ResidencyError
 from tidemill.residency.mapped import MappedMemory, can_map
 
-__all__ = ["DeviceMemory", "MakeDeviceMemory", "ResizedStorage", "kept_addresses"]
+__all__ = ["DeviceMemory", "MakeDeviceMemory", "ResizedStorage", "check_not_lent", "kept_addresses"]
 
 
 class DeviceMemory(Protocol):
@@ -62,11 +62,7 @@ class ResizedStorage:
 
     def check_can_free(self) -> None:
         """See DeviceMemory."""
-        if not self.flat.untyped_storage().resizable():
-            raise ResidencyError(
-                "a numpy array made by `tensor.numpy()` shares its memory; make it from a copy instead: "
-                "`tensor.detach().clone().numpy()`"
-            )
+        check_not_lent(self.flat)
 
     def free(self) -> None:
         """See DeviceMemory."""
@@ -75,6 +71,15 @@ class ResizedStorage:
     def allocate(self) -> None:
         """See DeviceMemory."""
         self.flat.untyped_storage().resize_(self._bytes)
+
+
+def check_not_lent(tensor: torch.Tensor) -> None:
+    """Raises ResidencyError when the tensor's storage cannot be emptied, for somebody would be left without memory."""
+    if not tensor.untyped_storage().resizable():
+        raise ResidencyError(
+            "a numpy array made by `tensor.numpy()` shares its memory; make it from a copy instead: "
+            "`tensor.detach().clone().numpy()`"
+        )
 
 
 def kept_addresses(device: torch.device) -> MakeDeviceMemory:

@@ -121,6 +121,19 @@ def test_sleep_frees_the_memory_that_the_footprint_names(tmp_path: Path) -> None
     assert awake - process.memory_info().rss > 0.9 * engine.footprint(Part.WEIGHTS) > 90e6
 
 
+def test_a_sleep_that_would_take_memory_that_is_lent_is_refused_and_the_engine_is_as_before(folder: Path) -> None:
+    engine = make(folder)
+    open_awake(engine)
+    engine.load_pretrained(FIRST)
+    lent = next(iter(engine._weights.views().values())).numpy()
+    with pytest.raises(ResidencyError, match=r"cannot release the engine's weights: a numpy array .*clone\(\)\.numpy"):
+        engine.sleep()
+    assert lent.size
+    assert engine.resident() == Part.WEIGHTS | Part.KV_CACHE
+    assert engine.version == FIRST
+    assert len(engine.generate(requests_of(PROMPTS[:1]), Sampling(max_new_tokens=1))) == 1
+
+
 def test_requests_that_arrive_while_another_thread_generates_are_refused_and_so_is_sleep(folder: Path) -> None:
     inside, go_on = threading.Event(), threading.Event()
 

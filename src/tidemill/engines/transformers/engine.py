@@ -136,15 +136,18 @@ class TransformersEngine:
         return Moved()
 
     def sleep(self) -> Moved:
-        """Give everything back; the version is forgotten with the weights. Refused while an answer is generated."""
+        """Give everything back; the version is forgotten with the weights. Refused while an answer is generated.
+
+        When it is refused, for a leak or for weights that are lent to somebody, the engine is as before.
+        """
         me = object()
         try:
             if not self._alone(me):
                 raise ResidencyError("cannot put engine to sleep: it is generating in another thread; wait for its end")
+            self._weights.check_can_release()
             self._leaks.check()
-            self._version, self._updating = None, False
             self._weights.release()
-            self._kv_awake = False
+            self._version, self._updating, self._kv_awake = None, False, False
             self._transfer.give_back()
             return Moved(left=self._residue.left())
         finally:

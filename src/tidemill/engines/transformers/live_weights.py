@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import safe_open
 
-from tidemill.errors import DataError, WeightSyncError
+from tidemill.errors import DataError, ResidencyError, WeightSyncError
 from tidemill.models.skeleton import computed_buffers
+from tidemill.residency.device_memory import check_not_lent
 from tidemill.residency.leaks import Kept, own
 from tidemill.weights.copying import copy_weight
 
@@ -103,6 +104,13 @@ class LiveWeights:
             self._install()
         for name, buffer in self._buffers.items():
             self._views[name].copy_(buffer)
+
+    def check_can_release(self) -> None:
+        """Raises ResidencyError when the slab is lent to somebody, whom `release` would leave without memory."""
+        try:
+            check_not_lent(self._slab)
+        except ResidencyError as error:
+            raise ResidencyError(f"cannot release the engine's weights: {error}") from error
 
     def release(self) -> None:
         """Free the slab."""
