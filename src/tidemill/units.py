@@ -1,6 +1,8 @@
 """Bytes and seconds, written and read as people write them."""
 
+import math
 import re
+import reprlib
 from typing import NewType
 
 __all__ = ["GIB", "KIB", "MIB", "Bytes", "Seconds", "format_bytes", "format_seconds", "parse_bytes"]
@@ -48,4 +50,7 @@ def parse_bytes(text: str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
     if not match or match[2].lower() not in _FACTORS:
         raise ValueError(f"{text!r} is not a size; write a number and a unit, for example '12 GiB' or '500 MB'")
-    return int(float(match[1]) * _FACTORS[match[2].lower()])
+    count = float(match[1]) * _FACTORS[match[2].lower()]
+    if math.isinf(count):
+        raise ValueError(f"{reprlib.repr(text)} is larger than any memory; write for example '12 GiB'")
+    return int(count)

@@ -10,11 +10,19 @@ from tidemill.config.tokenizer_files import TOKENIZER_KINDS
 
 Problems = Callable[..., list[str]]
 
+
+def as_pipe(path: Path) -> None:
+    """Whoever opens it waits for ever."""
+    path.unlink()
+    os.mkfifo(path)
+
+
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda model: (model / "config.json").unlink(), "has no config.json"),
     "broken config": (lambda model: (model / "config.json").write_text("{"), "its config.json cannot be read"),
     "config is a list": (lambda model: (model / "config.json").write_text("[]"), "is not a JSON object"),
     "binary config": (lambda model: (model / "config.json").write_bytes(b"\xff\xfe"), "its config.json cannot be read"),
+    "config is a pipe": (lambda model: as_pipe(model / "config.json"), "its config.json is not a file"),
     "no tokenizer": (lambda model: (model / "tokenizer.json").unlink(), "has no tokenizer"),
     "broken tokenizer": (
         lambda model: (model / "tokenizer_config.json").write_text("x"),

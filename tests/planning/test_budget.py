@@ -36,12 +36,17 @@ def test_an_unknown_mode_is_refused() -> None:
         budget_for("sometimes", **SIZES, device_bytes=1)
 
 
-def test_a_budget_without_room_for_the_largest_moment_is_refused_and_one_byte_more_is_not() -> None:
+def test_a_budget_without_room_for_the_largest_moment_is_refused() -> None:
     check_budget(9 * GIB, **SIZES)
-    with pytest.raises(ConfigError, match=r"within 9.0 GiB: 9.0 GiB must be awake .* raise residency.budget"):
-        check_budget(9 * GIB - 1, **SIZES)
+    with pytest.raises(ConfigError, match=r"within 8.0 GiB: 9.0 GiB must be awake .* raise residency.budget"):
+        check_budget(8 * GIB, **SIZES)
     with pytest.raises(ConfigError, match="engine 30.0 GiB"):
         check_budget(20 * GIB, **SIZES | {"engine_bytes": 30 * GIB})
+
+
+def test_sizes_that_round_alike_are_told_in_bytes() -> None:
+    with pytest.raises(ConfigError, match="within 9663676415 B: 9663676416 B must be awake"):
+        check_budget(9 * GIB - 1, **SIZES)
 
 
 @pytest.mark.parametrize("mode", ["always", "never"])

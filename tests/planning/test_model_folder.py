@@ -1,6 +1,7 @@
 """What a model folder tells (`tidemill.planning.model_folder`)."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,8 @@ def test_files_of_an_index_are_read_if_all_are_there(tmp_path: Path) -> None:
         ("model.safetensors", b"\xff" * 8, "model.safetensors is damaged"),
         ("model.safetensors", b"\x02\0\0\0\0\0\0\0[]", "model.safetensors is damaged"),
         ("model.safetensors", b'\x0a\0\0\0\0\0\0\0{"a": {} }', "model.safetensors is damaged"),
+        ("model.safetensors", b'\x16\0\0\0\0\0\0\0{"a": {"shape": [-1]}}', "tensor of shape"),
+        ("model.safetensors", b'\x16\0\0\0\0\0\0\0{"a": {"shape": "12"}}', "tensor of shape"),
     ],
 )
 def test_damage_is_named(tmp_path: Path, name: str, content: bytes, said: str) -> None:
@@ -121,3 +124,9 @@ def test_a_damaged_index_is_named(tmp_path: Path) -> None:
     (folder / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(DataError, match=r"index\.json cannot be read"):
         read_model(folder)
+
+
+def test_a_pipe_in_place_of_the_config_is_refused_and_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(DataError, match=r"its config\.json is not a file"):
+        read_model(tmp_path)

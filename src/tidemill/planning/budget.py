@@ -58,8 +58,11 @@ def check_budget(budget: int, *, trainer_bytes: int, engine_weight_bytes: int, e
     """
     needed = _together(trainer_bytes, engine_weight_bytes, engine_bytes)
     if budget < needed:
+        there, asked = format_bytes(budget), format_bytes(needed)
+        if there == asked:
+            there, asked = f"{budget} B", f"{needed} B"
         raise ConfigError(
-            f"cannot run within {format_bytes(budget)}: {format_bytes(needed)} must be awake at once (trainer "
+            f"cannot run within {there}: {asked} must be awake at once (trainer "
             f"{format_bytes(trainer_bytes)} beside the engine's weights {format_bytes(engine_weight_bytes)}, or engine "
             f"{format_bytes(engine_bytes)}); raise residency.budget, or lower engine.max_batch, data.max_prompt_tokens "
             f"or rollout.sampling.max_new_tokens, which size the engine"

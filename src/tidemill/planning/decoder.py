@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tidemill.errors import DataError
+from tidemill.planning.model_config import MOST_LAYERS, ConfigFields
 
 __all__ = ["ARCHITECTURES", "Decoder", "Shape", "buffer_shapes", "decoder_of", "parameter_shapes"]
 
 Shape = tuple[int, ...]
 _Bias = Literal["never", "always", "config"]
+_ATTENTIONS = frozenset({"sliding_attention", "full_attention"})
+_LONGEST = 10**9  # positions, which cost nothing until they are used
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,60 +68,41 @@ class Decoder:
     head_norms: bool
 
 
-class _Fields:
-    """A config.json by name. Raises DataError for a number that is not there or is none."""
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self._config = config
-
-    def count(self, name: str, default: int = 0) -> int:
-        """A number above 0; `default`, unless that is 0, when it is absent or null."""
-        value = self._config.get(name)
-        if value is None and default:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise DataError(
-                f"cannot plan for this model: its config.json has {name} = {value!r}, where a number above 0 is "
-                "needed; use the config.json that came with the weights"
-            )
-        return value
-
-    def flag(self, name: str, default: bool = False) -> bool:
-        """True or false; `default` when it is absent or null."""
-        value = self._config.get(name)
-        return default if value is None else bool(value)
-
-    def counts(self, name: str) -> list[int]:
-        """A list of numbers; none when it is absent or null."""
-        return list(self._config.get(name) or [])
-
-
 def decoder_of(config: Mapping[str, Any]) -> Decoder:
     """The sizes in a config.json, of whatever type; of a model that also sees, those of its text part.
 
-    Raises DataError for a size that is missing.
+    Raises DataError for a size that is missing, or that no model can have.
     """
     named = str(config.get("model_type") or "")
     nested = config.get("text_config")
-    fields = _Fields(nested if isinstance(nested, dict) else config)
+    fields = ConfigFields(nested if isinstance(nested, dict) else config)
     family = ARCHITECTURES.get(named, _Family())
-    hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     active = fields.count("intermediate_size")
     if family.experts:
         active = fields.count("num_experts_per_tok", 8) * fields.count("moe_intermediate_size")
+    heads = fields.count("num_attention_heads")
+    kv_heads = fields.count("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise fields.refusal("num_key_value_heads", f"a divisor of num_attention_heads = {heads} is needed")
     return Decoder(
         architecture=named,
-        hidden=hidden,
+        hidden=fields.count("hidden_size"),
         active=active,
-        layers=fields.count("num_hidden_layers"),
+        layers=fields.count("num_hidden_layers", most=MOST_LAYERS),
         heads=heads,
-        kv_heads=fields.count("num_key_value_heads", heads),
-        head_dim=fields.count("head_dim", family.head_dim or hidden // heads),
+        kv_heads=kv_heads,
+        head_dim=fields.count("head_dim", family.head_dim or _head_dim(fields, heads)),
         words=fields.count("vocab_size"),
-        context=fields.count("max_position_embeddings"),
+        context=fields.count("max_position_embeddings", most=_LONGEST),
         tied=fields.flag("tie_word_embeddings", family.tied),
         head_norms=family.head_norms,
     )
+
+
+def _head_dim(fields: ConfigFields, heads: int) -> int:
+    """What a silent config.json means; 0 where the heads have no equal parts, and only its own `head_dim` will do."""
+    hidden = fields.count("hidden_size")
+    return 0 if hidden % heads else hidden // heads
 
 
 def buffer_shapes(config: Mapping[str, Any]) -> tuple[Shape, ...]:
@@ -126,22 +110,23 @@ def buffer_shapes(config: Mapping[str, Any]) -> tuple[Shape, ...]:
     decoder = decoder_of(config)
     rotary = (decoder.head_dim // 2,)
     if decoder.architecture == "gemma3_text":
-        kinds = len(set(config.get("layer_types") or ["sliding_attention", "full_attention"]))
-        return ((), *((rotary,) * 2 * kinds))
+        kinds = ConfigFields(config).kinds("layer_types", known=_ATTENTIONS, count=decoder.layers)
+        return ((), *((rotary,) * 2 * len(kinds)))
     return ((), rotary, rotary) if decoder.architecture == "gemma2" else (rotary, rotary)
 
 
 def parameter_shapes(config: Mapping[str, Any]) -> dict[str, Shape]:
     """Every parameter by name, in the model's order. Raises DataError for a type that is not in ARCHITECTURES."""
-    decoder, fields = decoder_of(config), _Fields(config)
+    decoder, fields = decoder_of(config), ConfigFields(config)
     if decoder.architecture not in ARCHITECTURES:
         raise DataError(
             f"cannot plan for a model of type {decoder.architecture!r} from its config.json alone: known are "
             f"{', '.join(ARCHITECTURES)}; put its safetensors files into the folder, whose headers tell all shapes"
         )
     found: dict[str, Shape] = {"model.embed_tokens.weight": (decoder.words, decoder.hidden)}
+    mixed = _mixed(decoder, fields)
     for layer in range(decoder.layers):
-        for name, shape in _layer(decoder, fields, layer):
+        for name, shape in _layer(decoder, fields, experts=layer in mixed):
             found[f"model.layers.{layer}.{name}"] = shape
     found["model.norm.weight"] = (decoder.hidden,)
     if not decoder.tied:
@@ -149,7 +134,7 @@ def parameter_shapes(config: Mapping[str, Any]) -> dict[str, Shape]:
     return found
 
 
-def _layer(decoder: Decoder, fields: _Fields, layer: int) -> Iterator[tuple[str, Shape]]:
+def _layer(decoder: Decoder, fields: ConfigFields, *, experts: bool) -> Iterator[tuple[str, Shape]]:
     family, hidden = ARCHITECTURES[decoder.architecture], decoder.hidden
     own, shared = decoder.heads * decoder.head_dim, decoder.kv_heads * decoder.head_dim
     into, out = (_has(bias, fields.flag("attention_bias")) for bias in (family.qkv_bias, family.out_bias))
@@ -159,7 +144,7 @@ def _layer(decoder: Decoder, fields: _Fields, layer: int) -> Iterator[tuple[str,
     if family.head_norms:
         yield "self_attn.q_norm.weight", (decoder.head_dim,)
         yield "self_attn.k_norm.weight", (decoder.head_dim,)
-    if family.experts and _is_sparse(fields, layer):
+    if experts:
         yield from _experts(fields, hidden)
     else:
         width, bias = fields.count("intermediate_size"), _has(family.mlp_bias, fields.flag("mlp_bias"))
@@ -183,11 +168,15 @@ def _has(bias: _Bias, said: bool) -> bool:
     return bias == "always" or (bias == "config" and said)
 
 
-def _is_sparse(fields: _Fields, layer: int) -> bool:
-    return layer not in fields.counts("mlp_only_layers") and (layer + 1) % fields.count("decoder_sparse_step", 1) == 0
+def _mixed(decoder: Decoder, fields: ConfigFields) -> frozenset[int]:
+    """The layers whose MLP is a mixture of experts."""
+    if not ARCHITECTURES[decoder.architecture].experts:
+        return frozenset()
+    step = fields.count("decoder_sparse_step", 1)
+    return frozenset(range(step - 1, decoder.layers, step)) - fields.numbers("mlp_only_layers")
 
 
-def _experts(fields: _Fields, hidden: int) -> Iterator[tuple[str, Shape]]:
+def _experts(fields: ConfigFields, hidden: int) -> Iterator[tuple[str, Shape]]:
     # Newer configs call the number of experts otherwise.
     experts = fields.count("num_experts", fields.count("num_local_experts", 128))
     width = fields.count("moe_intermediate_size")

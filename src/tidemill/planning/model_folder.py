@@ -2,6 +2,7 @@
 
 import json
 import math
+import reprlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ _HEAD = "lm_head.weight"
 _LAYERS = ".layers."
 # What old files hold and models compute by themselves.
 _COMPUTED = "rotary_emb.inv_freq"
+_MOST_ROWS, _MOST_DIMENSIONS = 10**12, 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +75,8 @@ def _elements(shapes: Mapping[str, Shape]) -> int:
 
 def _config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
+    if path.exists() and not path.is_file():
+        raise DataError(f"cannot plan for {folder}: its config.json is not a file")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -112,6 +116,14 @@ def _header(file: Path) -> Iterator[tuple[str, Shape]]:
             fields = json.loads(opened.read(size))
         for name, field in fields.items():
             if name != "__metadata__":
-                yield name, tuple(int(count) for count in field["shape"])
+                yield name, _shape(field["shape"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"cannot plan for {file.parent}: {file.name} is damaged: {error!r}") from error
+
+
+def _shape(counts: list[object]) -> Shape:
+    """Raises ValueError for what is no shape of any tensor."""
+    shape = tuple(count for count in counts if isinstance(count, int) and 0 <= count <= _MOST_ROWS)
+    if not len(shape) == len(counts) <= _MOST_DIMENSIONS:
+        raise ValueError(f"it holds a tensor of shape {reprlib.repr(counts)}")
+    return shape
