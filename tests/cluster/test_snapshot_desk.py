@@ -211,3 +211,37 @@ def test_two_snapshots_are_held_and_released_by_number() -> None:
     assert released == [1]
     desk.release(2)
     assert released == [1, 2]
+
+
+class Deadly:
+    """A tensor that ends who reads it."""
+
+    spec, dtype, shape, nbytes = piece().spec, "I64", (MIB // 8,), MIB
+
+    @property
+    def data(self) -> memoryview:
+        raise SystemExit(1)
+
+    def pieces(self) -> Iterator[memoryview]:
+        raise SystemExit(1)
+
+
+@pytest.mark.parametrize("released_meanwhile", [False, True])
+def test_a_writer_that_is_ended_by_more_than_an_error_says_so_and_lets_go(
+    tmp_path: Path, released_meanwhile: bool
+) -> None:
+    desk, releases = SnapshotDesk(), list[int]()
+    desk.hold(1, Snapshot(tensors={"w": Deadly()}, release=lambda: releases.append(1)))  # type: ignore[dict-item]
+    with faults.armed("checkpoint.write=delay:0.2"):
+        desk.write(1, tmp_path / "a", False)
+        if released_meanwhile:
+            desk.release(1)
+        else:
+            state = settled(desk, 1)
+            assert isinstance(state.failure.error, CheckpointError)
+            assert "the thread that wrote it was ended by SystemExit" in state.failure.text
+            desk.release(1)
+        ends = time.monotonic() + 5
+        while not releases and time.monotonic() < ends:
+            time.sleep(0.005)
+    assert releases == [1]

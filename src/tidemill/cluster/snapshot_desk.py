@@ -119,8 +119,20 @@ class SnapshotDesk:
             sums = LocalShard(held.snapshot.tensors, held.snapshot.written).write(path, job.advance, last=last)
         except Exception as error:
             failure = failure_of(error)
+        except BaseException as error:
+            # It ends this thread and nothing else: whoever waits for the file would wait for good.
+            failure = failure_of(_ended(path, error))
         with self._lock:
             job.end(sums, failure)
             released = token not in self._held
         if released:
             held.snapshot.release()
+
+
+def _ended(path: Path, by: BaseException) -> CheckpointError:
+    """What ends a thread must not end the driver, to whom it is sent."""
+    told = CheckpointError(
+        f"cannot write {path}: the thread that wrote it was ended by {type(by).__name__}; save again"
+    )
+    told.__cause__ = by
+    return told
