@@ -1,5 +1,6 @@
 """Leases under a budget (`tidemill.residency.manager`): who sleeps when, and what is refused."""
 
+import math
 import threading
 from collections.abc import Callable
 
@@ -281,8 +282,11 @@ def in_thread(work: Callable[[], None]) -> tuple[threading.Thread, list[BaseExce
     return thread, errors
 
 
-def test_another_thread_waits_until_the_lease_in_its_way_ends(trainer: Logged, engine: Logged, moves: Moves) -> None:
-    residency = manager(300)
+@pytest.mark.parametrize("deadline", [5.0, 1e12, math.inf])
+def test_another_thread_waits_until_the_lease_in_its_way_ends(
+    trainer: Logged, engine: Logged, moves: Moves, deadline: float
+) -> None:
+    residency = manager(300, deadline=deadline)
     waiting = threading.Event()
 
     def generate() -> None:

@@ -1,5 +1,6 @@
 """Turns at a saver's memory (`tidemill.residency.turns`)."""
 
+import math
 import threading
 import time
 
@@ -9,8 +10,9 @@ from tidemill.errors import ResidencyError
 from tidemill.residency.turns import Turns
 
 
-def test_a_turn_waits_for_the_one_before_it() -> None:
-    turns, order = Turns(seconds=10), []
+@pytest.mark.parametrize("seconds", [10, 1e12, math.inf])
+def test_a_turn_waits_for_the_one_before_it(seconds: float) -> None:
+    turns, order = Turns(seconds=seconds), []
     taken = threading.Event()
 
     def first() -> None:

@@ -37,7 +37,7 @@ class LeaseManager:
     def __init__(self, *, budget: int, emit: Emit, deadline: float) -> None:
         self._budget = budget
         self._emit = emit
-        self._deadline = deadline
+        self._deadline = min(deadline, threading.TIMEOUT_MAX)
         self._occupants: dict[str, Occupant] = {}
         self._changed = threading.Condition(threading.RLock())
         self._clock = 0

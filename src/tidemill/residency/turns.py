@@ -26,7 +26,7 @@ class Turns:
 
     def __init__(self, *, seconds: float) -> None:
         """`seconds` is the longest wait for another one's turn to end."""
-        self._seconds = seconds
+        self._seconds = min(seconds, threading.TIMEOUT_MAX)
         self._changed = threading.Condition()
         self._under_way: list[Turn] = []
 
