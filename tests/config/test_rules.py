@@ -1,11 +1,15 @@
-"""tidemill.config.rules: contradictions between sections, each refused before anything is started."""
+"""Contradictions between sections, each refused before anything is started.
 
+`tidemill.config.rules`, `tidemill.config.residency_rules`, `tidemill.config.findings`.
+"""
+
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tidemill.config import files, rules
+from tidemill.config import files, residency_rules, rules
 from tidemill.config.load import Loaded
 
 Load = Callable[..., Loaded]
@@ -21,9 +25,10 @@ def data(folder: Path) -> None:
 
 
 def test_every_rule_is_run_and_is_a_sentence() -> None:
-    written = {name for name, value in vars(rules).items() if callable(value) and name.islower() and name[0] != "_"}
+    found = (vars(rules) | vars(residency_rules)).items()
+    written = {name for name, value in found if callable(value) and name.islower() and name[0] != "_"}
     listed = {rule.__name__ for rule in rules.TRAINING_RULES}
-    assert written - {"sinks", "dataclass"} == listed
+    assert written - {"sinks"} == listed
     assert set(rules.RULES) <= set(rules.TRAINING_RULES)
     assert all(name.count("_") >= 1 for name in listed)
 
@@ -119,3 +124,31 @@ def test_addresses_are_kept_on_gpus_only(problems: Problems) -> None:
     (found,) = problems("trainer.keep_addresses=true", "run.device=cpu")
     assert found.startswith("trainer.keep_addresses = true (command line)")
     assert found.endswith('set it to false, or run.device = "cuda"')
+
+
+@pytest.mark.parametrize(
+    ("words", "numbers"),
+    [
+        (["rollout.prompts=1", "rollout.samples=4"], "= 1 times rollout.samples = 4 answers in .* 1 parts, which is 4"),
+        (["trainer.minibatches=16"], "16 parts, which is 4, fewer than the 6 ranks; lower it to 4"),
+        (
+            ["warm_up.steps=5", "warm_up.data=held_out.jsonl", "warm_up.batch=5"],
+            "warm_up.batch = 5 demonstrations in .* 1 parts, which is 5, fewer than the 6 ranks",
+        ),
+    ],
+)
+def test_more_ranks_than_rows_are_refused_with_the_numbers(problems: Problems, words: list[str], numbers: str) -> None:
+    assert problems("cluster.use=ray", "trainer.ranks=4", *words) == []
+    (found,) = problems("cluster.use=ray", "trainer.ranks=6", *words)
+    assert found.startswith("trainer.ranks = 6") and re.search(numbers, found)
+
+
+def test_groups_that_are_not_there_or_never_sleep_cannot_be_asked_to_go(problems: Problems) -> None:
+    asked = ("residency.park_groups=always", "cluster.use=ray")
+    assert problems(*asked, "trainer.ranks=2") == []
+    assert problems(*asked, "trainer.ranks=2", "residency.offload=never", "trainer.offload=always") == []
+    for word in ("trainer.ranks=1", "residency.offload=never", "engine.offload=never", "cluster.placement=separate"):
+        (found,) = problems(*asked, "trainer.ranks=2", word)
+        assert found.startswith('residency.park_groups = "always" (command line)') and "has no effect with" in found
+        assert word.partition("=")[0] in found
+    assert problems("residency.park_groups=never") == []

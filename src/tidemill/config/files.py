@@ -10,9 +10,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from tidemill.config.findings import Finding, Rule
 from tidemill.config.registry import missing_libraries, sinks
 from tidemill.config.reward import FunctionRewardSettings
-from tidemill.config.rules import Finding, Rule
 from tidemill.config.run import RunConfig
 from tidemill.config.tokenizer_files import holds_a_tokenizer, tokenizer_kinds_in_words
 

@@ -16,9 +16,10 @@ from pydantic_core import ErrorDetails
 from tidemill.config.base import Settings
 from tidemill.config.fields import field_at, is_text, leaves, section_class
 from tidemill.config.files import CHECKS, TRAINING_CHECKS
+from tidemill.config.findings import Finding, Rule
 from tidemill.config.merge import NOT_TOML, Setting, Tree, at, flatten, merged, plain, read_file, read_word
 from tidemill.config.problems import Problem, dotted, problem_of, report
-from tidemill.config.rules import RULES, TRAINING_RULES, Finding, Rule
+from tidemill.config.rules import RULES, TRAINING_RULES
 from tidemill.config.run import RunConfig
 from tidemill.errors import ConfigError
 

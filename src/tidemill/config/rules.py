@@ -6,35 +6,24 @@ A rule looks at values only, never at the disk, and yields what contradicts it. 
 
 import difflib
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic_core import PydanticCustomError
 
 from tidemill.config.checkpoint import BOUND_TO
-from tidemill.config.cluster import RayClusterSettings
+from tidemill.config.findings import Finding, Rule
 from tidemill.config.recorder import WandbSettings
 from tidemill.config.registry import sinks
+from tidemill.config.residency_rules import RESIDENCY_RULES
 from tidemill.config.run import RunConfig
 
-__all__ = ["RULES", "TRAINING_RULES", "Finding", "Rule"]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A contradiction. The first of `paths` is where it is reported; the others are what it depends on."""
-
-    paths: tuple[str, ...]
-    text: str
+__all__ = ["RULES", "TRAINING_RULES"]
 
 
 def _lies_in(path: Path, folder: Path) -> bool:
     """Whether `path` is `folder` or below it, through links too. A circle of links is no error here."""
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
-
-
-Rule = Callable[[RunConfig], Iterator[Finding]]
 
 
 def training_explores(config: RunConfig) -> Iterator[Finding]:
@@ -75,17 +64,6 @@ def several_processes_need_a_cluster(config: RunConfig) -> Iterator[Finding]:
             yield Finding((path, "cluster.use"), 'needs several processes; set cluster.use = "ray", or this to 1')
 
 
-def devices_of_their_own_are_not_shared(config: RunConfig) -> Iterator[Finding]:
-    """Trainer and engine that share no device have no budget to share, and neither ever sleeps."""
-    if not isinstance(config.cluster, RayClusterSettings) or config.cluster.placement != "separate":
-        return
-    without = 'has no effect with cluster.placement = "separate", where trainer and engine both stay awake'
-    for path in (path for path, offload in _offloads(config).items() if offload == "always"):
-        yield Finding((path, "cluster.placement"), f'{without}; leave it at "auto"')
-    if config.residency.budget != "auto":
-        yield Finding(("residency.budget", "cluster.placement"), f'{without}; leave it at "auto"')
-
-
 def copies_of_the_model_divide_the_ranks(config: RunConfig) -> Iterator[Finding]:
     """Every copy is cut over equally many ranks."""
     ranks, replicas = config.trainer.ranks, config.trainer.replicas
@@ -93,6 +71,32 @@ def copies_of_the_model_divide_the_ranks(config: RunConfig) -> Iterator[Finding]
         yield Finding(
             ("trainer.replicas", "trainer.ranks"),
             f"{ranks} ranks do not divide into {replicas} copies of the model; choose a divisor of trainer.ranks",
+        )
+
+
+def every_rank_has_answers(config: RunConfig) -> Iterator[Finding]:
+    """A rank without any would compute nothing, update after update. None at all is for another rule."""
+    ranks, minibatches, rollout = config.trainer.ranks, config.trainer.minibatches, config.rollout
+    answers = rollout.prompts * rollout.samples // minibatches
+    if config.steps > config.warm_up.steps and 0 < answers < ranks:
+        yield Finding(
+            ("trainer.ranks", "rollout.prompts", "rollout.samples", "trainer.minibatches"),
+            f"an update has rollout.prompts = {rollout.prompts} times rollout.samples = {rollout.samples} answers in "
+            f"trainer.minibatches = {minibatches} parts, which is {answers}, fewer than the {ranks} ranks; lower it to "
+            f"{answers}, or sample more",
+        )
+
+
+def every_rank_has_demonstrations(config: RunConfig) -> Iterator[Finding]:
+    """The same for supervised steps."""
+    ranks, minibatches, warm_up = config.trainer.ranks, config.trainer.minibatches, config.warm_up
+    rows = warm_up.batch // minibatches
+    if warm_up.steps and 0 < rows < ranks:
+        yield Finding(
+            ("trainer.ranks", "warm_up.batch", "trainer.minibatches"),
+            f"a supervised update has warm_up.batch = {warm_up.batch} demonstrations in trainer.minibatches = "
+            f"{minibatches} parts, which is {rows}, fewer than the {ranks} ranks; lower it to {rows}, or raise "
+            "warm_up.batch",
         )
 
 
@@ -200,43 +204,6 @@ def a_constant_rate_has_no_end(config: RunConfig) -> Iterator[Finding]:
             )
 
 
-def _offloads(config: RunConfig) -> dict[str, str]:
-    """The settings that replace the budget, by path."""
-    asked = {
-        "trainer.offload": config.trainer.offload,
-        "engine.offload": config.engine.offload,
-        "residency.offload": config.residency.offload,
-    }
-    return {path: offload for path, offload in asked.items() if offload != "auto"}
-
-
-def a_budget_is_for_deciding(config: RunConfig) -> Iterator[Finding]:
-    """`always` and `never` replace the budget."""
-    for path, offload in _offloads(config).items() if config.residency.budget != "auto" else ():
-        yield Finding(
-            ("residency.budget", path), f'has no effect with {path} = "{offload}"; leave one of the two at "auto"'
-        )
-
-
-def one_budget_serves_trainer_and_engine(config: RunConfig) -> Iterator[Finding]:
-    """Both overrides replace the one budget, so they cannot differ."""
-    if {config.trainer.offload, config.engine.offload} == {"always", "never"}:
-        yield Finding(
-            ("engine.offload", "trainer.offload"),
-            f'contradicts trainer.offload = "{config.trainer.offload}": one budget serves both; set one to "auto"',
-        )
-
-
-def addresses_are_kept_on_gpus(config: RunConfig) -> Iterator[Finding]:
-    """Only a GPU has addresses that outlive their memory."""
-    if config.trainer.keep_addresses and config.run.device == "cpu":
-        yield Finding(
-            ("trainer.keep_addresses", "run.device"),
-            "only GPUs can keep addresses through sleep, and nothing on a CPU needs them; set it to false, or "
-            'run.device = "cuda"',
-        )
-
-
 def the_run_folder_is_not_in_the_model(config: RunConfig) -> Iterator[Finding]:
     """A run must not write over its base."""
     if _lies_in(config.run.dir, config.model):
@@ -274,8 +241,9 @@ TRAINING_RULES: tuple[Rule, ...] = (
     training_explores,
     training_samples_from_all_tokens,
     a_group_has_enough_answers,
-    devices_of_their_own_are_not_shared,
     copies_of_the_model_divide_the_ranks,
+    every_rank_has_answers,
+    every_rank_has_demonstrations,
     minibatches_divide_a_step,
     minibatches_divide_a_warm_up_step,
     warm_up_fits_into_the_run,
@@ -287,8 +255,6 @@ TRAINING_RULES: tuple[Rule, ...] = (
     kept_checkpoints_are_saved_ones,
     accepted_changes_are_known,
     a_constant_rate_has_no_end,
-    a_budget_is_for_deciding,
-    one_budget_serves_trainer_and_engine,
-    addresses_are_kept_on_gpus,
+    *RESIDENCY_RULES,
     the_run_folder_is_not_in_the_model,
 )
