@@ -59,8 +59,7 @@ def test_host_pages_are_as_many_as_planned(tmp_path: Path, settings: Settings, p
     planned = plan_of(config, CPU).tenants.arena
     trainer = build.build_trainer(config, Place(device="cpu"), ignore)
     try:
-        alignment = 4096 * (planned.pages // 4096 + planned.spares // 4096)
-        assert 0 <= planned.pages + planned.spares - trainer.host_bytes() <= alignment
+        assert planned.pages + planned.spares == trainer.host_bytes()
     finally:
         trainer.close()
 

@@ -120,7 +120,7 @@ def test_a13_thirty_rounds_use_one_host_copy_and_resident_bytes_stay_flat(tmp_pa
     one_copy = pair.trainer.footprint(Part.WEIGHTS | Part.OPTIMIZER)
     assert one_copy > 20 << 20
     assert set(host) == {host[0]}
-    assert one_copy <= host[0] < 1.1 * one_copy
+    assert one_copy <= host[0] < 1.11 * one_copy  # a tenth of it in spare pages, and alignment
     assert resident[-1] - resident[9] < one_copy / 4, resident
     assert pair.residency.transitions()["trainer"][0] == ROUNDS
 

@@ -10,11 +10,34 @@ from tidemill.residency.host_memory import map_plain
 from tidemill.residency.pages import PageRun, plan_pages
 
 
-def test_a_slab_has_pages_of_one_size_but_for_the_last_and_slabs_begin_where_dma_is_at_ease() -> None:
+def test_a_slab_has_pages_of_one_size_but_for_the_last() -> None:
     plan = plan_pages([250, 100, 5000], page_bytes=100, spare_bytes=0)
     assert [[page.bytes for page in pages] for pages in plan.home] == [[100, 100, 50], [100], [100] * 50]
-    assert [pages[0].start for pages in plan.home] == [0, 4096, 8192]
-    assert plan.bytes == 8192 + 8192 and plan.spares == ()
+    assert [pages[0].start for pages in plan.home] == [0, 252, 352]
+    assert plan.bytes == 5352 and plan.spares == ()
+
+
+@pytest.mark.parametrize(
+    ("page_bytes", "expected"),
+    [(512, 512), (1536, 512), (1024, 1024), (4096, 4096), (12288, 4096), (1 << 16, 4096), (3 << 20, 4096)],
+)
+def test_pages_lie_where_dma_is_at_ease_or_as_well_as_those_within_a_slab(page_bytes: int, expected: int) -> None:
+    plan = plan_pages([512, 9728, 512, 1 << 20], page_bytes=page_bytes, spare_bytes=None)
+    starts = [page.start for page in [*(pages[0] for pages in plan.home), *plan.spares]]
+    assert all(start % expected == 0 for start in starts)
+    assert starts == sorted(starts) and plan.bytes >= starts[-1] + plan.spares[-1].bytes
+
+
+@pytest.mark.parametrize("page_bytes", [512, 1024, 4096, 5120, 1 << 16, 1 << 26])
+@pytest.mark.parametrize("sizes", [[512] * 40, [1536], [9728, 512, 5120], [1 << 20, 512]])
+def test_spare_pages_and_their_alignment_take_what_is_set_but_for_less_than_a_page(
+    sizes: list[int], page_bytes: int
+) -> None:
+    state = plan_pages(sizes, page_bytes=page_bytes, spare_bytes=0).bytes
+    for spare_bytes in (100_000, 1 << 20):
+        taken = plan_pages(sizes, page_bytes=page_bytes, spare_bytes=spare_bytes).bytes - state
+        assert 0 <= spare_bytes - taken < page_bytes
+    assert state - sum(sizes) <= len(sizes) * min(page_bytes, 4096)
 
 
 @pytest.mark.parametrize(

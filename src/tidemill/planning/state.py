@@ -78,8 +78,8 @@ def rank_state(model: Model, *, shards: int, page_bytes: int) -> RankState:
 
 
 def _share(shape: Shape, shards: int) -> Shape:
-    """Every rank but the last ones has as many rows."""
-    return (-(-shape[0] // shards), *shape[1:])
+    """Every rank but the last ones has as many rows; a single number is whole on each."""
+    return (-(-shape[0] // shards), *shape[1:]) if shape else ()
 
 
 def _unit(size: int) -> int:
@@ -102,10 +102,11 @@ def _filled(sizes: Iterable[int], page_bytes: int) -> list[int]:
 
 def arena_of(slabs: Sequence[int], *, page_bytes: int, spare_bytes: int | None) -> Arena:
     """Pages of `page_bytes`, and spare ones in `spare_bytes`; None is a tenth of the state, and two pages at least."""
-    largest = min(max(slabs, default=0), page_bytes)
+    start = min(_PAGE, page_bytes & -page_bytes)
+    largest = _aligned(min(max(slabs, default=0), page_bytes), start)
     room = max(2 * largest, sum(slabs) // 10) if spare_bytes is None else spare_bytes
     count = room // largest if largest else 0
-    return Arena(pages=sum(_aligned(slab, _PAGE) for slab in slabs), spares=count * _aligned(largest, _PAGE))
+    return Arena(pages=sum(_aligned(slab, start) for slab in slabs), spares=count * largest)
 
 
 def engine_weights(model: Model, *, itemsize: int) -> int:

@@ -142,8 +142,8 @@ class Arena:
         return (
             f"{len(places)} pages of the host copy ({format_bytes(held)}) cannot be written: after "
             f"{format_seconds(seconds)} without progress they are still read by {readers}, and all "
-            f"{len(self._plan.spares)} spare pages ({format_bytes(spares)}) are in use; raise residency.spare, save less "
-            "often, or see why the disk is slow"
+            f"{len(self._plan.spares)} spare pages ({format_bytes(spares)}) are in use; raise residency.spare, save "
+            "less often, or see why the disk is slow"
         )
 
     def read(self, claims: Claims, label: str) -> "Reading":
@@ -175,9 +175,8 @@ class Arena:
 
     @property
     def bytes(self) -> int:
-        """Host memory of all pages, spare ones included; alignment is not."""
-        home = sum(page.bytes for pages in self._plan.home for page in pages)
-        return home + sum(page.bytes for page in self._plan.spares)
+        """Host memory of all pages, spare ones and alignment included."""
+        return self._plan.bytes
 
     @property
     def spare_pages(self) -> int:

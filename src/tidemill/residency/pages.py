@@ -7,7 +7,7 @@ import torch
 
 __all__ = ["Page", "PagePlan", "PageRun", "plan_pages"]
 
-# Where DMA engines and O_DIRECT writes are at ease.
+# Where DMA engines and direct writes are at ease.
 _ALIGNMENT = 4096
 
 
@@ -37,18 +37,22 @@ class PagePlan:
 def plan_pages(sizes: Sequence[int], *, page_bytes: int, spare_bytes: int | None) -> PagePlan:
     """Where the pages of slabs of `sizes` bytes will lie, with at most `spare_bytes` in spare ones.
 
-    Without a number these are a tenth of the state, and two pages at least.
+    Without a number these are a tenth of the state, and two pages at least. Slabs and spare pages begin where DMA is at
+    ease if pages within a slab do, else like them: what small pages take is their bytes, not alignment.
     """
+    # The largest power of two that divides a page.
+    unit = min(_ALIGNMENT, page_bytes & -page_bytes)
     home, start = [], 0
     for size in sizes:
         cuts = range(0, size, page_bytes)
         home.append(tuple(Page(start + cut, min(page_bytes, size - cut), spare=False) for cut in cuts))
-        start = _aligned(start + size)
+        start = _aligned(start + size, unit)
     largest = max((page.bytes for pages in home for page in pages), default=0)
-    room = max(2 * largest, sum(sizes) // 10) if spare_bytes is None else spare_bytes
-    count = room // largest if largest else 0
-    spares = tuple(Page(start + index * _aligned(largest), largest, spare=True) for index in range(count))
-    total = start + count * _aligned(largest)
+    step = _aligned(largest, unit)
+    room = max(2 * step, sum(sizes) // 10) if spare_bytes is None else spare_bytes
+    count = room // step if step else 0
+    spares = tuple(Page(start + index * step, largest, spare=True) for index in range(count))
+    total = start + count * step
     return PagePlan(page_bytes=page_bytes, home=tuple(home), spares=spares, bytes=total)
 
 
@@ -103,5 +107,5 @@ class PageRun:
             begin += last - first
 
 
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
+def _aligned(size: int, to: int) -> int:
+    return -(-size // to) * to
