@@ -36,6 +36,39 @@ def test_the_least_of_system_and_groups_counts(tmp_path: Path) -> None:
     assert available_bytes(system(tmp_path / "first", **first)) == 0
 
 
+@pytest.mark.parametrize("path", ["/", "/host/knows/this"])
+def test_in_a_container_the_limit_lies_at_the_mount_whatever_the_group_is_called(tmp_path: Path, path: str) -> None:
+    limited = {
+        "proc__self__cgroup": f"0::{path}\n",
+        "sys__fs__cgroup__memory.max": f"{8 * GIB}\n",
+        "sys__fs__cgroup__memory.current": f"{6 * GIB}\n",
+        "sys__fs__cgroup__memory.stat": f"anon 5\ninactive_file {2 * GIB}\nactive_file {GIB}\n",
+    }
+    assert available_bytes(system(tmp_path, **limited)) == 5 * GIB
+
+
+def test_of_nested_groups_the_tightest_counts(tmp_path: Path) -> None:
+    nested = {
+        "proc__self__cgroup": "0::/a/b\n",
+        "sys__fs__cgroup__a__b__memory.max": "max\n",
+        "sys__fs__cgroup__a__memory.max": f"{3 * GIB}\n",
+        "sys__fs__cgroup__a__memory.current": f"{GIB}\n",
+        "sys__fs__cgroup__memory.max": f"{9 * GIB}\n",
+        "sys__fs__cgroup__memory.current": f"{GIB}\n",
+    }
+    assert available_bytes(system(tmp_path, **nested)) == 2 * GIB
+
+
+def test_cached_files_of_a_group_of_version_1_count_as_free(tmp_path: Path) -> None:
+    first = {
+        "proc__self__cgroup": "7:cpu:/x\n4:memory:/docker/abc\n",
+        "sys__fs__cgroup__memory__memory.limit_in_bytes": f"{4 * GIB}\n",
+        "sys__fs__cgroup__memory__memory.usage_in_bytes": f"{2 * GIB}\n",
+        "sys__fs__cgroup__memory__memory.stat": f"total_inactive_file {GIB}\n",
+    }
+    assert available_bytes(system(tmp_path, **first)) == 3 * GIB
+
+
 def test_a_system_that_tells_nothing_is_unknown(tmp_path: Path) -> None:
     assert available_bytes(tmp_path) is None
 

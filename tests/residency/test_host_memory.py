@@ -1,79 +1,18 @@
 """Host memory that is there, and memory that is pinned (`tidemill.residency.host_memory`)."""
 
 import mmap
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
 from tidemill.errors import ResidencyError
-from tidemill.residency.host_memory import available_bytes, map_pinned, map_plain
+from tidemill.residency import host_memory
+from tidemill.residency.host_memory import map_pinned, map_plain
 
-GIB = 1 << 30
-
-
-def system(root: Path, available: int = 100 * GIB, **files: str) -> Path:
-    """A root folder as Linux has it; of `files`, `__` stands for a slash and `_` stays."""
-    files = {"proc__meminfo": f"MemTotal: 1 kB\nMemAvailable: {available // 1024} kB\n", **files}
-    for name, text in files.items():
-        path = root / name.replace("__", "/").replace("DOT", ".")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
-
-
-def test_without_limits_it_is_what_the_system_says(tmp_path: Path) -> None:
-    assert available_bytes(system(tmp_path)) == 100 * GIB
-
-
-@pytest.mark.parametrize("path", ["/", "/host/knows/this"])
-def test_a_container_of_version_2_allows_less_and_its_cached_files_count_as_free(tmp_path: Path, path: str) -> None:
-    root = system(
-        tmp_path,
-        proc__self__cgroup=f"0::{path}\n",
-        sys__fs__cgroup__memoryDOTmax=f"{8 * GIB}\n",
-        sys__fs__cgroup__memoryDOTcurrent=f"{6 * GIB}\n",
-        sys__fs__cgroup__memoryDOTstat=f"anon 5\ninactive_file {2 * GIB}\nactive_file {GIB}\n",
-    )
-    assert available_bytes(root) == 5 * GIB
-
-
-def test_of_nested_groups_the_tightest_counts(tmp_path: Path) -> None:
-    root = system(
-        tmp_path,
-        proc__self__cgroup="0::/a/b\n",
-        sys__fs__cgroup__a__b__memoryDOTmax="max\n",
-        sys__fs__cgroup__a__b__memoryDOTcurrent=f"{GIB}\n",
-        sys__fs__cgroup__a__memoryDOTmax=f"{3 * GIB}\n",
-        sys__fs__cgroup__a__memoryDOTcurrent=f"{GIB}\n",
-    )
-    assert available_bytes(root) == 2 * GIB
-
-
-def test_a_group_of_version_1_is_looked_at_too(tmp_path: Path) -> None:
-    root = system(
-        tmp_path,
-        proc__self__cgroup="7:cpu:/x\n4:memory:/docker/abc\n",
-        sys__fs__cgroup__memory__memoryDOTlimit_in_bytes=f"{4 * GIB}\n",
-        sys__fs__cgroup__memory__memoryDOTusage_in_bytes=f"{2 * GIB}\n",
-        sys__fs__cgroup__memory__memoryDOTstat=f"total_inactive_file {GIB}\n",
-    )
-    assert available_bytes(root) == 3 * GIB
-
-
-def test_a_group_over_its_limit_leaves_nothing(tmp_path: Path) -> None:
-    root = system(
-        tmp_path,
-        proc__self__cgroup="0::/\n",
-        sys__fs__cgroup__memoryDOTmax="10\n",
-        sys__fs__cgroup__memoryDOTcurrent="20\n",
-    )
-    assert available_bytes(root) == 0
-
-
-def test_here_there_is_some() -> None:
-    assert available_bytes() > 1 << 20
+MIB = 1 << 20
 
 
 class Runtime:
@@ -132,6 +71,37 @@ def test_a_system_without_huge_pages_has_small_ones(monkeypatch: pytest.MonkeyPa
 def test_more_than_the_system_promises_is_refused() -> None:
     with pytest.raises(ResidencyError, match="cannot map"):
         map_plain(1 << 60)
+
+
+def pinned(size: int, **settings: Any) -> Any:
+    runtime: Any = Runtime()
+    return map_pinned(size, runtime=lambda: runtime, **settings)
+
+
+@pytest.mark.parametrize("kind", [map_plain, pinned])
+def test_memory_is_there_when_it_is_given_out_so_that_nobody_else_counts_on_it(kind: Callable[..., Any]) -> None:
+    before = psutil.Process().memory_info().rss
+    memory, _ = kind(48 * MIB)
+    assert psutil.Process().memory_info().rss - before > 40 * MIB
+    assert len(memory) == 48 * MIB
+
+
+@pytest.mark.parametrize("kind", [map_plain, pinned])
+def test_memory_that_others_take_meanwhile_is_refused_and_what_was_taken_goes_back(
+    monkeypatch: pytest.MonkeyPatch, kind: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(host_memory, "_TOUCH_BYTES", MIB)
+    before = psutil.Process().memory_info().rss
+    left = iter([64 * MIB] * 20)
+    told = "cannot get 64.0 MiB of host memory for what sleeps: 44.0 MiB are missing, 30.0 MiB are there.*ranks"
+    with pytest.raises(ResidencyError, match=told):
+        kind(64 * MIB, free_bytes=lambda: next(left, 30 * MIB))
+    assert psutil.Process().memory_info().rss - before < 8 * MIB
+
+
+def test_where_nobody_knows_what_is_free_memory_is_taken() -> None:
+    memory, _ = map_plain(MIB, free_bytes=lambda: None)
+    assert len(memory) == MIB
 
 
 @pytest.mark.gpu

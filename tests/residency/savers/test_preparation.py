@@ -1,11 +1,16 @@
 """What a saver prepares before step 1 (`tidemill.residency.savers.preparation`), and refuses there."""
 
+from typing import Any
+
+import psutil
 import pytest
 import torch
 from tests.residency.savers.kinds import KINDS, RESIZED, Kind, of_kind
 
 from tidemill.contracts.footprint import Part
 from tidemill.errors import ResidencyError
+from tidemill.residency.host_memory import map_plain
+from tidemill.residency.savers import host_arena
 from tidemill.residency.savers.host_arena import HostArenaSaver
 
 MIB = 1 << 20
@@ -17,11 +22,53 @@ def test_a_host_without_room_for_the_pages_is_refused_before_anything_moves() ->
     keeper = of_kind(RESIZED, page_bytes=1024, free_host_bytes=lambda: 10_000)
     keeper.add("w", tensor, Part.WEIGHTS)
     told = (
-        r"24\.0 KiB are needed \(24576 bytes: 16\.0 KiB of state.*9\.8 KiB \(10000 bytes\) are there.*residency\.spare"
+        r"18\.0 KiB are needed \(18432 bytes: 16\.0 KiB of state.*9\.8 KiB \(10000 bytes\) are there.*residency\.spare"
     )
     with pytest.raises(ResidencyError, match=told):
         keeper.freeze()
     assert tensor.data_ptr() == address and tensor.sum().item() == 4096
+
+
+def test_of_ranks_that_were_promised_the_same_memory_the_second_is_refused() -> None:
+    process = psutil.Process()
+    limit = process.memory_info().rss + 96 * MIB
+    savers = [
+        of_kind(
+            RESIZED, page_bytes=MIB, spare_bytes=64 * MIB, free_host_bytes=lambda: limit - process.memory_info().rss
+        )
+        for _ in range(2)
+    ]
+    for keeper in savers:
+        keeper.add("w", torch.ones(MIB // 4), Part.WEIGHTS)
+    savers[0].freeze()
+    with pytest.raises(
+        ResidencyError, match=r"65\.0 MiB are needed .* MiB \(\d+ bytes\) are there.*lower residency\.spare"
+    ):
+        savers[1].freeze()
+
+
+def test_where_no_system_says_what_is_free_pages_are_taken() -> None:
+    keeper = of_kind(RESIZED, free_host_bytes=lambda: None)
+    keeper.add("w", torch.ones(4096), Part.WEIGHTS)
+    keeper.freeze()
+    assert keeper.host_bytes() > 0
+
+
+@pytest.mark.parametrize("page_bytes", [512, 1024, 4096])
+def test_what_is_counted_of_small_pages_is_what_is_mapped(monkeypatch: pytest.MonkeyPatch, page_bytes: int) -> None:
+    mapped: list[int] = []
+
+    def counted(size: int, **settings: Any) -> Any:
+        mapped.append(size)
+        return map_plain(size, **settings)
+
+    monkeypatch.setattr(host_arena, "map_plain", counted)
+    keeper = of_kind(RESIZED, page_bytes=page_bytes, spare_bytes=MIB)
+    for i in range(40):
+        keeper.add(f"w{i}", torch.ones(100 + 40 * i), Part.WEIGHTS)
+    keeper.freeze()
+    assert mapped == [keeper.host_bytes()]
+    assert keeper.host_bytes() - MIB < 1.5 * keeper.device_bytes(Part.ALL)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -18,10 +18,11 @@ from tidemill import faults
 from tidemill.contracts.checkpoint import SavedTensor, Snapshot
 from tidemill.contracts.footprint import Part
 from tidemill.errors import ResidencyError
+from tidemill.planning.machine import available_bytes
 from tidemill.residency.contents import PagedTensor, check_loadable, checksum_of, put_bytes
 from tidemill.residency.coverage import check_covers
 from tidemill.residency.device_memory import MakeDeviceMemory, ResizedStorage
-from tidemill.residency.host_memory import available_bytes, map_pinned, map_plain, refuse_pageable
+from tidemill.residency.host_memory import FreeBytes, map_pinned, map_plain, refuse_pageable
 from tidemill.residency.ledger import NO_SLAB, Ledger
 from tidemill.residency.registration import Registration
 from tidemill.residency.savers.crossing import Captured, check_key
@@ -52,22 +53,22 @@ class HostArenaSaver:
         deadline: float = 300.0,
         warn: Callable[[str], None] = refuse_pageable,
         make_memory: MakeDeviceMemory = ResizedStorage,
-        free_host_bytes: Callable[[], int] = available_bytes,
+        free_host_bytes: FreeBytes = available_bytes,
     ) -> None:
         """`page_bytes` is the size of a host page, and bounds a slab that holds several tensors.
 
         `spare_bytes` bounds the pages for what changes while a snapshot is read; None is a tenth of the state, and two
-        pages at least. With none left a capture waits for readers, at most `deadline` seconds in which none lets go of
-        anything. `pin` page-locks the host pages, for a CUDA device; `warn` is told when that cannot be. `make_memory`
-        is the kind of device memory.
+        pages at least. With none left a capture waits for readers, `deadline` seconds without progress at most. `pin`
+        page-locks the host pages, for a CUDA device; `warn` is told when that cannot be. `make_memory` is the device's.
         """
         self._device = numbered(torch.device(device))
+        map_memory = functools.partial(map_pinned, warn=warn) if pin else map_plain
         self._preparation = Preparation(
             device=self._device,
             page_bytes=page_bytes,
             spare_bytes=spare_bytes,
             deadline=deadline,
-            map_memory=functools.partial(map_pinned, warn=warn) if pin else map_plain,
+            map_memory=functools.partial(map_memory, free_bytes=free_host_bytes),
             make_memory=make_memory,
             free_host_bytes=free_host_bytes,
         )

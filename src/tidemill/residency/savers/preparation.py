@@ -1,6 +1,5 @@
 """From registered tensors to slabs, with host pages for all of them."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +7,7 @@ import torch
 from tidemill.errors import ResidencyError
 from tidemill.residency.arena import Arena, Claims, claims_of
 from tidemill.residency.device_memory import MakeDeviceMemory
-from tidemill.residency.host_memory import MapMemory, map_plain
+from tidemill.residency.host_memory import FreeBytes, MapMemory, map_plain
 from tidemill.residency.leaks import own
 from tidemill.residency.ledger import NO_SLAB, Ledger
 from tidemill.residency.packing import plan_slabs
@@ -52,7 +51,7 @@ class Preparation:
     deadline: float
     map_memory: MapMemory
     make_memory: MakeDeviceMemory
-    free_host_bytes: Callable[[], int]
+    free_host_bytes: FreeBytes
 
     def keep(self, registration: Registration, transfer: Transfer) -> Kept:
         """Get the host pages, then move every registered tensor into slabs; old storages are freed meanwhile.
@@ -77,7 +76,7 @@ class Preparation:
 
     def _check_room(self, pages: PagePlan, *, state: int) -> None:
         there = self.free_host_bytes()
-        if pages.bytes > there:
+        if there is not None and pages.bytes > there:
             raise ResidencyError(
                 f"cannot keep on the host what sleeps: {format_bytes(pages.bytes)} are needed ({pages.bytes} bytes: "
                 f"{format_bytes(state)} of state, the rest is spare pages and alignment), and {format_bytes(there)} "
