@@ -1,6 +1,8 @@
 """tidemill.cli.main, tidemill.cli.arguments and tidemill.__main__: words in, exit code out."""
 
 import argparse
+import functools
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.planning.test_plan import QWEN3_1_7B
 
 from tidemill.cli.arguments import parser
 from tidemill.cli.main import main
@@ -189,11 +192,33 @@ def test_a_bug_keeps_its_traceback_and_ends_with_70(
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_a_reader_that_goes_away_ends_it_quietly(folder: Path) -> None:
+VERBS = [["check", "run.toml"], ["check", "run.toml", "--json"], ["plan", "run.toml"], ["plan", "run.toml", "--json"]]
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", VERBS, ids=" ".join)
+def test_an_output_that_is_full_is_one_line_and_one_that_is_closed_changes_nothing(
+    folder: Path, words: list[str], unbuffered: str
+) -> None:
+    (folder / "model" / "config.json").write_text(json.dumps(QWEN3_1_7B))
+    command = [sys.executable, "-m", "tidemill", *words]
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    run = functools.partial(subprocess.run, stderr=subprocess.PIPE, text=True, timeout=60, env=environment)
+    with Path("/dev/full").open("w") as full:
+        done = run(command, stdout=full)
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert done.stderr.startswith("tidemill: cannot write to standard output: No space left on device")
+    closed = run(["/bin/sh", "-c", 'exec "$@" >&-', "sh", *command])
+    assert closed.returncode in (0, 2) and "Traceback" not in closed.stderr
+
+
+@pytest.mark.parametrize("words", VERBS, ids=" ".join)
+def test_a_reader_that_goes_away_ends_every_verb_alike(folder: Path, words: list[str]) -> None:
+    (folder / "model" / "config.json").write_text(json.dumps(QWEN3_1_7B))
     reading, writing = os.pipe()
     os.close(reading)
     child = subprocess.run(
-        [sys.executable, "-m", "tidemill", "check", "run.toml"], stdout=writing, stderr=subprocess.PIPE, timeout=60
+        [sys.executable, "-m", "tidemill", *words], stdout=writing, stderr=subprocess.PIPE, timeout=60
     )
     os.close(writing)
     assert child.returncode == 141

@@ -2,12 +2,14 @@
 
 import io
 import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TextIO
 
 import pytest
 
-from tidemill.cli.streams import say, settle, silence
+from tidemill.cli.streams import OutputError, say, settle, silence, tell, writing
 
 
 @pytest.fixture
@@ -40,6 +42,29 @@ def test_what_is_left_in_a_stream_does_not_fail_at_exit(unread: TextIO) -> None:
     settle(unread)
     unread.flush()
     settle(None)
+
+
+def test_what_was_asked_for_and_cannot_be_written_is_an_error_and_the_stream_is_silenced() -> None:
+    with Path("/dev/full").open("w") as full:
+        with pytest.raises(OutputError, match="standard output: No space left on device; make room"), writing(full):
+            print("asked", file=full, flush=True)
+        print("more", file=full, flush=True)
+
+
+def test_a_reader_that_went_away_is_told_from_a_full_disk(unread: TextIO) -> None:
+    with pytest.raises(BrokenPipeError), writing(unread):
+        unread.write("asked")
+        unread.flush()
+    silence(unread)
+
+
+def test_what_is_told_goes_to_standard_output_if_there_is_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell("asked")
+    assert capsys.readouterr().out == "asked\n"
+    monkeypatch.setattr(sys, "stdout", None)
+    tell("asked")
 
 
 def test_a_stream_without_a_descriptor_stays_as_it_is() -> None:

@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 
+from tidemill.cli.streams import say, tell
 from tidemill.config.explain import effective
 from tidemill.config.load import SettingsError, load
 
@@ -18,14 +19,14 @@ def main(arguments: argparse.Namespace) -> int:
         if not arguments.json:
             raise
         problems = [problem.to_json() for problem in error.problems]
-        print(json.dumps({"ok": False, "problems": problems}, indent=1))
+        tell(json.dumps({"ok": False, "problems": problems}, indent=1))
         return error.exit_code
     if arguments.json:
-        print(json.dumps({"ok": True, **loaded.to_json()}, indent=1))
+        tell(json.dumps({"ok": True, **loaded.to_json()}, indent=1))
         return 0
-    print(effective(loaded))
-    print(
+    tell(effective(loaded))
+    say(
         "these settings are good; `tidemill run` with the same words reads model, data and reward, and starts the run",
-        file=sys.stderr,
+        sys.stderr,
     )
     return 0

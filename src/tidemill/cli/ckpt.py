@@ -21,6 +21,7 @@ from tidemill.checkpoint.export import export_model
 from tidemill.checkpoint.manifest import MANIFEST, Manifest
 from tidemill.checkpoint.retention import reasons_to_keep
 from tidemill.checkpoint.stored import StoredCheckpoint, weights_of
+from tidemill.cli.streams import tell
 from tidemill.contracts.events import Event
 from tidemill.contracts.events import Progress as Progressed
 from tidemill.errors import CheckpointError, ConfigError
@@ -57,7 +58,7 @@ def main(args: argparse.Namespace) -> int:
 def _list(args: argparse.Namespace) -> int:
     rows = _rows(_entries(args.run))
     if args.json:
-        sys.stdout.write(json.dumps({"run": str(args.run), "checkpoints": [asdict(row) for row in rows]}) + "\n")
+        tell(json.dumps({"run": str(args.run), "checkpoints": [asdict(row) for row in rows]}))
         return 0
     table = [("step", "age", "size", "complete", "verified", "why kept")]
     table += [
@@ -74,7 +75,7 @@ def _list(args: argparse.Namespace) -> int:
     widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
     for line in table:
         cells = zip(line, widths, strict=True)
-        sys.stdout.write("  ".join(cell.ljust(width) for cell, width in cells).rstrip() + "\n")
+        tell("  ".join(cell.ljust(width) for cell, width in cells).rstrip())
     _tell_problems(rows)
     return 0
 
@@ -85,10 +86,10 @@ def _verify(args: argparse.Namespace) -> int:
     rows = _rows(chosen)
     holds = all(row.verified for row in rows)
     if args.json:
-        sys.stdout.write(json.dumps({"holds": holds, "checkpoints": [asdict(row) for row in rows]}) + "\n")
+        tell(json.dumps({"holds": holds, "checkpoints": [asdict(row) for row in rows]}))
     else:
         for row in rows:
-            sys.stdout.write(f"{Path(row.path).name}: {'holds' if row.verified else row.problem}\n")
+            tell(f"{Path(row.path).name}: {'holds' if row.verified else row.problem}")
     return 0 if holds else 1
 
 
@@ -118,9 +119,9 @@ def _export(args: argparse.Namespace) -> int:
             weights=weights_of(stored), base=_base_of(stored), target=args.out, dtype=args.dtype, emit=emit
         )
     if args.json:
-        sys.stdout.write(json.dumps({"export": str(target), "step": stored.state.step}) + "\n")
+        tell(json.dumps({"export": str(target), "step": stored.state.step}))
     else:
-        sys.stdout.write(f"step {stored.state.step} exported to {target}\n")
+        tell(f"step {stored.state.step} exported to {target}")
     return 0
 
 
@@ -201,7 +202,7 @@ def _problem(entry: Entry, advance: Callable[[int], None]) -> str:
 def _tell_problems(rows: list[_Row]) -> None:
     for row in rows:
         if row.problem:
-            sys.stdout.write(f"{Path(row.path).name}: {row.problem}\n")
+            tell(f"{Path(row.path).name}: {row.problem}")
 
 
 def _yes(value: bool) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tidemill.cli.arguments import parser
-from tidemill.cli.streams import say, settle, silence
+from tidemill.cli.streams import say, settle, silence, writing
 from tidemill.errors import Interrupted, TidemillError
 
 __all__ = ["main", "parsed"]
@@ -38,7 +38,8 @@ def _ended(arguments: argparse.Namespace) -> int:
     try:
         code = int(importlib.import_module(f"tidemill.cli.{arguments.verb}").main(arguments))
         if sys.stdout is not None:
-            sys.stdout.flush()
+            with writing(sys.stdout):
+                sys.stdout.flush()
         return code
     except (TidemillError, Interrupted) as error:
         say("\n  ".join([f"tidemill: {error}", *_notes(error)]), sys.stderr)

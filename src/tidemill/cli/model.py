@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from tidemill.cli.streams import say, tell
 from tidemill.units import format_bytes, format_seconds
 
 __all__ = ["main"]
@@ -15,7 +16,7 @@ __all__ = ["main"]
 def main(args: argparse.Namespace) -> int:
     """Exit code 0 when the folder is there and checked. Raises DataError or PluginError."""
     source = Path(args.source).expanduser()
-    print(f"reading {source} ...", file=sys.stderr, flush=True)
+    say(f"reading {source} ...", sys.stderr)
     began = time.perf_counter()
     # Loads torch: only once this verb is called, and after the line above.
     from tidemill.app.model_import import import_model
@@ -23,11 +24,11 @@ def main(args: argparse.Namespace) -> int:
     model = import_model(source, Path(args.out).expanduser())
     seconds = time.perf_counter() - began
     if args.json:
-        print(json.dumps({**dataclasses.asdict(model), "folder": str(model.folder), "seconds": round(seconds, 3)}))
+        tell(json.dumps({**dataclasses.asdict(model), "folder": str(model.folder), "seconds": round(seconds, 3)}))
         return 0
     for notice in model.notices:
-        print(f"note: {notice}")
-    print(
+        tell(f"note: {notice}")
+    tell(
         f"{model.folder}: {model.architecture}, {model.parameters / 1e6:.1f}M parameters, {model.dtype}, "
         f"{'tied' if model.tied else 'untied'} embeddings, {'a' if model.chat_template else 'no'} chat template, "
         f"{format_bytes(model.bytes)}; loaded and checked in {format_seconds(seconds)}"

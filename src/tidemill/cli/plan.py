@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 
-from tidemill.cli.streams import say
+from tidemill.cli.streams import say, tell, writing
 from tidemill.config.load import load
 from tidemill.errors import ConfigError
 from tidemill.planning.machine import this_machine
@@ -23,13 +23,14 @@ def main(arguments: argparse.Namespace) -> int:
     plan = plan_of(config, machine)
     found = problems(plan, config)
     if arguments.json:
-        print(json.dumps({"fits": not found, "problems": found, **plan.to_json()}, indent=1))
+        tell(json.dumps({"fits": not found, "problems": found, **plan.to_json()}, indent=1))
         return ConfigError.exit_code if found else 0
-    # rich takes a tenth of a second to load, which --json need not wait for.
-    from tidemill.planning.table import show
+    if sys.stdout is not None:
+        # rich takes a tenth of a second to load, which --json need not wait for.
+        from tidemill.planning.table import show
 
-    show(plan, sys.stdout)
+        with writing(sys.stdout):
+            show(plan, sys.stdout)
     if found:
-        sys.stdout.flush()
         say("\n".join(f"tidemill: this run {problem}" for problem in found), sys.stderr)
     return ConfigError.exit_code if found else 0

@@ -2,9 +2,9 @@
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
+from tidemill.cli.streams import tell
 from tidemill.errors import ConfigError
 from tidemill.recorders.report import write_report
 
@@ -23,7 +23,7 @@ def main(args: argparse.Namespace) -> int:
             f"cannot write the run page into {run}: {error.strerror or error}; make it writable"
         ) from error
     if args.json:
-        sys.stdout.write(json.dumps({"report": str(path), "bytes": path.stat().st_size}) + "\n")
+        tell(json.dumps({"report": str(path), "bytes": path.stat().st_size}))
     else:
-        sys.stdout.write(f"{path}\n")
+        tell(str(path))
     return 0

@@ -3,6 +3,7 @@
 import argparse
 import json
 
+from tidemill.cli.streams import tell
 from tidemill.config.load import load
 
 __all__ = ["main"]
@@ -16,10 +17,10 @@ def main(args: argparse.Namespace) -> int:
 
     result = generate_and_score(loaded, out=args.out, limit=args.limit, quiet=args.json)
     if args.json:
-        print(json.dumps(result))
+        tell(json.dumps(result))
         return 0
     mean = f"{result['reward/mean']:.3f}" if "reward/mean" in result else "none given"
-    print(f"{result['prompts']} prompts, {result['rollout/tokens']:.0f} tokens, mean reward {mean}")
-    print(f"  best answer  {result['best']['answer']!r} to {result['best']['prompt']!r} ({result['best']['reward']})")
-    print(f"  all answers  {result['rollouts']}")
+    tell(f"{result['prompts']} prompts, {result['rollout/tokens']:.0f} tokens, mean reward {mean}")
+    tell(f"  best answer  {result['best']['answer']!r} to {result['best']['prompt']!r} ({result['best']['reward']})")
+    tell(f"  all answers  {result['rollouts']}")
     return 0

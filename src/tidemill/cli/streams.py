@@ -2,9 +2,41 @@
 
 import contextlib
 import os
+import sys
+from collections.abc import Iterator
 from typing import TextIO
 
-__all__ = ["say", "settle", "silence"]
+from tidemill.errors import TidemillError
+
+__all__ = ["OutputError", "say", "settle", "silence", "tell", "writing"]
+
+
+class OutputError(TidemillError):
+    """What was asked for could not be written to standard output."""
+
+
+def tell(text: str) -> None:
+    """A line of what was asked for, on standard output, at once; nothing where Python started without one.
+
+    Raises OutputError when it cannot be written, as on a full disk, and BrokenPipeError when nobody reads it.
+    """
+    with writing(sys.stdout):
+        print(text, flush=True)
+
+
+@contextlib.contextmanager
+def writing(stream: TextIO | None) -> Iterator[None]:
+    """Inside, only `stream` is written to. Raises as `tell` does, with the stream silenced: there is no second try."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if stream is not None:
+            silence(stream)
+        raise OutputError(
+            f"cannot write to standard output: {error.strerror or error}; make room, or send it elsewhere"
+        ) from error
 
 
 def say(text: str, stream: TextIO | None) -> None:

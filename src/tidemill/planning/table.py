@@ -19,17 +19,23 @@ _SMALL = 0.01  # of a moment: smaller parts are added up
 
 
 def show(plan: Plan, stream: TextIO) -> None:
-    """Write `plan` to `stream`, with colours where it is a terminal."""
+    """Write `plan` to `stream` and flush it, with colours where it is a terminal.
+
+    At once: a console that writes by itself ends the process, in its own way, when nobody reads.
+    """
     console = Console(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=False)
     if not console.is_terminal:
         console = Console(file=stream, highlight=False, markup=False, emoji=False, width=_WIDTH)
-    for line in _head(plan):
-        console.print(Text(line))
-    for seat in plan.seats:
-        there = plan.machine.device_bytes
-        each = "the GPU" if seat.count == 1 else f"each of {seat.count} GPUs"
-        _show_moments(console, f"{each} ({seat.name})", seat.moments, there)
-    _show_moments(console, "host memory, of all processes", plan.host, plan.machine.host_bytes)
+    with console.capture() as written:
+        for line in _head(plan):
+            console.print(Text(line))
+        for seat in plan.seats:
+            there = plan.machine.device_bytes
+            each = "the GPU" if seat.count == 1 else f"each of {seat.count} GPUs"
+            _show_moments(console, f"{each} ({seat.name})", seat.moments, there)
+        _show_moments(console, "host memory, of all processes", plan.host, plan.machine.host_bytes)
+    stream.write(written.get())
+    stream.flush()
 
 
 def _head(plan: Plan) -> Iterator[str]:
