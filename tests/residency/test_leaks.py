@@ -107,12 +107,12 @@ def test_a_slow_meter_is_asked_less_and_less_often_and_finds_what_grows_at_every
     looked_at = gate(meter, [], slow=True)
     for _ in range(1000):
         looked_at.check()
-    assert meter.asked == 2 + 4  # 4, 16, 64, 256
+    assert meter.asked == 2 + 3  # 8, 64, 512
     leaking = gate(meter, [], slow=True)
     with pytest.raises(ResidencyError):
         for meter.bytes in range(0, 1000, 2):
             leaking.check()
-    assert meter.bytes <= 128
+    assert meter.bytes <= 32
 
 
 def test_a_cycle_of_references_is_no_leak() -> None:

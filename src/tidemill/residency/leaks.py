@@ -36,7 +36,8 @@ TOLERANCE = 64 * MIB
 
 _WARM_UP = 2  # sleeps until everything has run once
 _SHOWN = 3
-_LOOKS = {1, 2, *(4**power for power in range(1, 20))}
+_LOOKS = {1, 2, *(8**power for power in range(1, 20))}
+_LOOKS_BEHIND_A_GROWTH = 3
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ class LeakGate:
     """Looked at by a tenant as it goes to sleep, when nothing but what it keeps should be alive.
 
     `stop` says whether growth that goes on fails the sleep or is told to `warn`. A slow meter is asked at sleeps 1, 2,
-    4, 16, 64 and so on: what grows at every step is found all the same.
+    8, 64 and so on, and at the next few behind each growth: what grows at every step is found all the same.
     """
 
     def __init__(
@@ -194,6 +195,7 @@ class LeakGate:
         self._sleeps = 0
         self._usual = 0
         self._accepted = 0
+        self._look_until = 0
 
     def check(self) -> None:
         """Raises ResidencyError, before anything moves, when what nobody owns has grown twice; or warns of each growth.
@@ -202,7 +204,7 @@ class LeakGate:
         another thread may have taken it for good. A growth beyond that is a leak, at whatever later sleep it shows.
         """
         self._sleeps += 1
-        if self._slow and self._sleeps not in _LOOKS:
+        if self._slow and self._sleeps not in _LOOKS and self._sleeps > self._look_until:
             return
         unowned = self._meter.unowned()
         if self._sleeps <= _WARM_UP:
@@ -222,6 +224,7 @@ class LeakGate:
                 f"before, to {format_bytes(self._accepted)})"
             )
         self._accepted = unowned
+        self._look_until = self._sleeps + _LOOKS_BEHIND_A_GROWTH
         self._warn(f"{text}; {self._tenant} sleeps all the same{', until they grow again' if self._stop else ''}")
 
     def _grown(self, unowned: int) -> bool:
@@ -231,7 +234,7 @@ class LeakGate:
         largest = self._meter.largest()
         names = f", the largest {'; '.join(largest)}" if largest else ""
         return (
-            f"{format_bytes(unowned)} of tensors beside it have no owner, {format_bytes(unowned - self._usual)} more "
-            f"than after {_WARM_UP} steps{names}: keep no tensor of a step (a loss, a batch, log-probs) beyond it; "
-            "`.item()` or `.cpu()` what you want to keep"
+            f"{format_bytes(unowned)} of tensors on the device have no owner, {format_bytes(unowned - self._usual)} "
+            f"more than at its first {_WARM_UP} sleeps{names}: keep no tensor of a step (a loss, a batch, log-probs) "
+            "beyond it; `.item()` or `.cpu()` what you want to keep"
         )
