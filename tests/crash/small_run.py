@@ -47,7 +47,6 @@ sampling = {{ max_new_tokens = 6 }}
 lr = 1e-3
 [residency]
 offload = "always"
-park_groups = "always"
 [checkpoint]
 every = 3
 keep_last = 2

@@ -19,6 +19,7 @@ from tests.crash.small_run import outcome, prepare, recipe, start
 LIMIT = 300.0
 GONE = 20.0  # seconds
 FORKED = "cluster.use=tidemill.testing.spawned_cluster:SpawnedClusterSettings"
+RANKS = ("trainer.ranks=2", "residency.park_groups=always")
 
 
 class Start:
@@ -89,10 +90,10 @@ def test_a_run_on_ray_whose_rank_and_whose_driver_were_killed_ends_as_one_on_for
 ) -> None:
     prepare(tmp_path)
     run, whole, log = tmp_path / "run", tmp_path / "whole", tmp_path / "ray.log"
-    forked = start(["run", str(recipe(tmp_path, whole)), FORKED, "trainer.ranks=2"], tmp_path / "forked.log")
+    forked = start(["run", str(recipe(tmp_path, whole)), FORKED, *RANKS], tmp_path / "forked.log")
     forked.join(LIMIT)
     assert forked.exitcode == 0, (tmp_path / "forked.log").read_text()[-3000:]
-    words = ["run", str(recipe(tmp_path, run)), "cluster.use=ray", "trainer.ranks=2"]
+    words = ["run", str(recipe(tmp_path, run)), "cluster.use=ray", *RANKS]
 
     with contextlib.ExitStack() as stack:
         first = Start(words, log, temporary, "trainer-1/checkpoint.write=kill@100")

@@ -10,7 +10,9 @@ from tests.crash.point_names import point_names
 from tests.crash.small_run import Outcome, outcome, prepare, recipe, start
 
 LIMIT = 180.0
-RANKS = ["cluster.use=tests.crash.small_parcels:SmallParcelsSettings", "trainer.ranks=2"]
+RANKS = [
+    "cluster.use=tests.crash.small_parcels:SmallParcelsSettings", "trainer.ranks=2", "residency.park_groups=always",
+]  # fmt: skip
 
 # Where a run is killed, resumed, killed again, and so on. A name with a slash is that worker's point, others are the
 # driver's; `@2` is the second time that a start passes it.

@@ -27,6 +27,7 @@ from tidemill.loops import sync
 STEPS = 5
 SHORT = (f"steps={STEPS}", "warm_up.steps=1", "eval.every=0", "checkpoint.every=0", "checkpoint.keep_last=10")
 RANKS = (SPAWNED, "trainer.ranks=2", "engine.replicas=1")
+TURNS = ("residency.offload=always", "residency.park_groups=always")
 ONE_ROUND = [
     "trainer.sleep",
     "engine.wake_up(kv cache)",
@@ -69,7 +70,7 @@ def processes(parts: Parts) -> list[psutil.Process]:
 
 def test_lease_arena_and_parking_pass_with_two_trainer_ranks_and_a_separate_engine_process(base: Path) -> None:
     seen, right = Watching(), {}
-    with real_parts(base, seen, *SHORT, *RANKS, "residency.offload=always") as parts:
+    with real_parts(base, seen, *SHORT, *RANKS, *TURNS) as parts:
         seen.at_record = lambda step: right.update({step + 1: weights_now(parts)})
         assert len({os.getpid(), *(process.pid for process in processes(parts))}) == 4
         state = sync.run(parts, steps=3)
@@ -103,12 +104,12 @@ def test_a_run_of_ranks_resumed_from_what_was_saved_asleep_ends_with_the_bits_of
     with real_parts(other, Watching(), *SHORT, *RANKS, "residency.offload=never") as parts:
         sync.run(parts, steps=STEPS)
         assert parts.residency.transitions()["trainer"][0] == 0
-    with real_parts(base, Watching(), *SHORT, *RANKS, "residency.offload=always") as parts:
+    with real_parts(base, Watching(), *SHORT, *RANKS, *TURNS) as parts:
         state = sync.run(parts, steps=3)
         assert held(parts.trainer) == 0
         parts.checkpointer.save(state)
         parts.checkpointer.drain()
-    with real_parts(base, Watching(done=3), *SHORT, *RANKS, "residency.offload=always") as parts:
+    with real_parts(base, Watching(done=3), *SHORT, *RANKS, *TURNS) as parts:
         assert sync.run(parts, steps=STEPS).step == STEPS
     assert saved_weights(base, STEPS) == saved_weights(other, STEPS)
     assert optimizer_of(base) == optimizer_of(other)
@@ -124,7 +125,7 @@ def optimizer_of(base: Path) -> dict[str, str]:
 
 
 def test_twenty_rounds_leave_threads_and_files_of_every_process_flat(base: Path) -> None:
-    words = ("steps=40", *SHORT[1:], *RANKS, "residency.offload=always")
+    words = ("steps=40", *SHORT[1:], *RANKS, *TURNS)
     with real_parts(base, Watching(), *words) as parts:
         state = sync.run(parts, steps=5)
         counts = []
@@ -159,7 +160,7 @@ def test_a_budget_too_small_for_the_fullest_rank_is_refused_before_the_first_ste
 
 
 def test_a_rank_that_dies_asleep_is_named_at_the_wake_and_what_was_saved_carries_the_run_on(base: Path) -> None:
-    with real_parts(base, Watching(), *SHORT, *RANKS, "residency.offload=always") as parts:
+    with real_parts(base, Watching(), *SHORT, *RANKS, *TURNS) as parts:
         state = sync.run(parts, steps=3)
         assert held(parts.trainer) == 0
         parts.checkpointer.save(state)
@@ -168,5 +169,5 @@ def test_a_rank_that_dies_asleep_is_named_at_the_wake_and_what_was_saved_carries
         psutil.Process(trainer.group.pids[1]).kill()
         with pytest.raises(WorkerError, match="trainer-1"), parts.residency.awake(trainer):
             raise AssertionError("a lease was granted")
-    with real_parts(base, Watching(done=3), *SHORT, *RANKS, "residency.offload=always") as parts:
+    with real_parts(base, Watching(done=3), *SHORT, *RANKS, *TURNS) as parts:
         assert sync.run(parts, steps=STEPS).step == STEPS

@@ -33,7 +33,7 @@ def trained(base: Path, name: str, words: list[str]) -> tuple[list[dict[str, Any
     """Metrics of each step, and the last weights, of a run with the given words."""
     run, log = base / name, base / f"{name}.log"
     small = [f"steps={STEPS}", "eval.every=0", "trainer.optimizer.lr=1e-4", "warm_up.optimizer.lr=1e-4"]
-    process = start(["run", str(recipe(base, run)), *small, *words], log)
+    process = start(["run", str(recipe(base, run)), *small, "residency.park_groups=always", *words], log)
     process.join(LIMIT)
     assert process.exitcode == 0, log.read_text()[-3000:]
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -7,8 +7,10 @@ from tidemill.planning.groups import GROUP_BYTES, parks_groups
 ON_GPUS = {"offload": "auto", "device": "cuda", "ranks": 2, "budget": 10 * GROUP_BYTES, "engine_bytes": 9 * GROUP_BYTES}
 
 
-def test_one_rank_has_none_and_nothing_is_said() -> None:
-    for mode in ("auto", "always", "never"):
+def test_one_rank_has_none_and_who_asks_for_them_to_go_is_told() -> None:
+    goes, why = parks_groups("always", **{**ON_GPUS, "ranks": 1})
+    assert not goes and "has no effect with one rank" in why
+    for mode in ("auto", "never"):
         assert parks_groups(mode, **{**ON_GPUS, "ranks": 1}) == (False, "")
 
 

@@ -45,7 +45,9 @@ def test_a01_every_periodic_save_of_a_trainer_that_sleeps_by_itself_holds_the_we
 ) -> None:
     """A01, the fault of the beginning: saved weights, sleep after the save, the next step; inline and over ranks."""
     seen, right = Watching(), {}
-    words = [] if cluster == "inline" else [SPAWNED, "trainer.ranks=2", "engine.replicas=1"]
+    words = (
+        [] if cluster == "inline" else [SPAWNED, "trainer.ranks=2", "engine.replicas=1", "residency.park_groups=always"]
+    )
     with real_parts(base, seen, *SHORT, f"checkpoint.mode={mode}", *words) as parts:
         seen.at_record = lambda step: right.update({step + 1: weights_now(parts)})
         sync.run(parts, steps=STEPS)

@@ -58,12 +58,10 @@ def addresses_are_kept_on_gpus(config: RunConfig) -> Iterator[Finding]:
 
 
 def groups_are_given_back_in_sleep(config: RunConfig) -> Iterator[Finding]:
-    """Who has no process groups, or never sleeps, has none to give back."""
+    """Who never sleeps gives none back. One rank has none, which is no contradiction: a run may resume with fewer."""
     if config.residency.park_groups != "always":
         return
     path, without = "residency.park_groups", "has no effect with"
-    if config.trainer.ranks == 1:
-        yield Finding((path, "trainer.ranks"), f'{without} trainer.ranks = 1, which needs no groups; set it to "auto"')
     own = {"trainer.offload": config.trainer.offload, "engine.offload": config.engine.offload}
     deciding = {asked: mode for asked, mode in own.items() if mode != "auto"}
     asked, mode = next(iter(deciding.items()), ("residency.offload", config.residency.offload))

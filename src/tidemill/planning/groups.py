@@ -17,7 +17,8 @@ def parks_groups(
     memory; on a GPU it costs two to five tenths of a second a step to make them again.
     """
     if ranks == 1:
-        return False, ""
+        without = "residency.park_groups is always, which has no effect with one rank: it has no process groups"
+        return False, without if mode == "always" else ""
     if mode != "auto":
         return (
             mode == "always",
