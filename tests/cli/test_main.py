@@ -112,6 +112,8 @@ def test_verbs_take_their_options(verb: Callable[..., Verb]) -> None:
         ["run"],
         ["run", "a.toml", "--frsh"],
         ["plan", "a.toml", "--device-memory", "much"],
+        ["plan", "a.toml", "--device-memory", "0"],
+        ["plan", "a.toml", "--host-memory", "0.1"],
         ["report"],
         ["report", "a", "b"],
         ["rollout", "a.toml"],

@@ -70,6 +70,13 @@ def test_a_model_that_nobody_knows_is_one_line(command: Command, folder: Path) -
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_memory_of_a_gpu_that_the_settings_do_not_use_is_said_to_have_no_effect(command: Command, folder: Path) -> None:
+    done = command("plan", "run.toml", "run.device=cpu", "--device-memory=80GiB", "--host-memory=1TiB")
+    assert (done.returncode, done.stderr.count("\n")) == (0, 1)
+    assert done.stderr.startswith("tidemill: --device-memory has no effect with run.device = cpu")
+    assert command("plan", "run.toml", "run.device=cpu", "--host-memory=1TiB").stderr == ""
+
+
 def test_planning_makes_nothing(command: Command, folder: Path) -> None:
     before = sorted(folder.rglob("*"))
     assert command("plan", "run.toml", "run.device=cpu").returncode in (0, 2)

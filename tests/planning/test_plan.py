@@ -211,6 +211,26 @@ def test_what_cannot_fit_the_host_is_refused_with_what_to_change(model: Path, se
     assert refused(settings(model), replace(GPU, device_bytes=141 * GIB, host_bytes=None)) == ""
 
 
+@pytest.mark.parametrize(("size", "name"), [(GIB // 2, "context"), (3 * GIB, "engine/weights")])
+def test_a_gpu_full_of_what_no_setting_lowers_is_no_place_for_more_ranks(
+    model: Path, settings: Settings, size: int, name: str
+) -> None:
+    said = refused(settings(model), replace(GPU, device_bytes=size))
+    assert "what no setting lowers takes" in said and name in said
+    assert said.endswith("choose a smaller model, or a larger GPU") and len(said.splitlines()) == 1
+    assert "trainer.ranks" not in said and "residency.budget" not in said
+    assert "raise trainer.ranks (1)" in refused(
+        settings(model, "trainer.tokens_per_micro_batch=1280"), replace(GPU, device_bytes=12 * GIB)
+    )
+
+
+def test_prompts_and_answers_longer_than_the_model_sees_are_refused(model: Path, settings: Settings) -> None:
+    words = ["data.max_prompt_tokens=40704", "engine.max_batch=1"]
+    assert "max_position_embeddings" not in refused(settings(model, *words), GPU)
+    said = refused(settings(model, *words, "rollout.sampling.max_new_tokens=257"), GPU)
+    assert "(257) come to 40961 positions, and the model has 40960 (max_position_embeddings" in said
+
+
 def test_a_host_with_room_for_no_more_than_the_state_is_told_of_spare_pages(model: Path, settings: Settings) -> None:
     plan = plan_of(settings(model, *RAY), GPU)
     there = plan.largest_on_host.bytes - plan.setup.ranks * plan.tenants.arena.spares // 2

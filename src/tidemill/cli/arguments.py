@@ -114,9 +114,12 @@ def _model(verb: argparse.ArgumentParser) -> None:
 
 def _size(text: str) -> int:
     try:
-        return parse_bytes(text)
+        count = parse_bytes(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+    if count == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no memory at all; write a size above 0, for example 80GiB")
+    return count
 
 
 def _count(text: str) -> int:

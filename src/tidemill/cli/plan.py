@@ -20,6 +20,8 @@ def main(arguments: argparse.Namespace) -> int:
     machine = this_machine(
         device=config.run.device, device_bytes=arguments.device_memory, host_bytes=arguments.host_memory
     )
+    if arguments.device_memory is not None and machine.device == "cpu":
+        say("tidemill: --device-memory has no effect with run.device = cpu: this plan has no GPU", sys.stderr)
     plan = plan_of(config, machine)
     found = problems(plan, config)
     if arguments.json:

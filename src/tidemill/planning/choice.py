@@ -89,7 +89,7 @@ def _refusal(budget: int | None, sizes: Mapping[str, int]) -> str:
 def _device_bytes(setup: Setup, machine: Machine, overhead: int) -> int | None:
     """What tenants may share on one device; on a CPU one worker's part of what the host has."""
     if setup.device == "cuda":
-        return None if machine.device_bytes is None else machine.device_bytes - overhead
+        return None if machine.device_bytes is None else max(0, machine.device_bytes - overhead)
     return None if machine.host_bytes is None else machine.host_bytes // setup.workers
 
 

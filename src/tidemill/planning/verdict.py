@@ -17,7 +17,40 @@ _SHOWN = 3
 
 def problems(plan: Plan, config: RunConfig) -> list[str]:
     """A sentence for each thing that does not fit; none when all is well, or nobody knows how much there is."""
-    return [*_of_budget(plan), *_of_devices(plan, config), *_of_host(plan, config)]
+    hopeless = list(_of_small_devices(plan, config))
+    of_devices = hopeless or [*_of_budget(plan), *_of_devices(plan, config)]
+    return [*_of_context(plan), *of_devices, *_of_host(plan, config)]
+
+
+def _of_context(plan: Plan) -> Iterator[str]:
+    """The engine refuses such a prompt when it comes, which may be hours into a run."""
+    generation, context = plan.setup.generation, plan.model.decoder.context
+    asked = generation.prompt + generation.new
+    if plan.setup.replicas and asked > context:
+        yield (
+            f"cannot answer its longest prompts: data.max_prompt_tokens ({generation.prompt}) and "
+            f"rollout.sampling.max_new_tokens ({generation.new}) come to {asked} positions, and the model "
+            f"has {context} (max_position_embeddings in its config.json); lower one of the two settings"
+        )
+
+
+def _of_small_devices(plan: Plan, config: RunConfig) -> Iterator[str]:
+    """GPUs that are full of what neither more ranks nor any other setting makes smaller."""
+    there = plan.machine.device_bytes
+    for seat in plan.seats:
+        fixed = max((_fixed(moment, config) for moment in seat.moments), key=lambda moment: moment.bytes)
+        if there is not None and fixed.bytes > there:
+            yield (
+                f"cannot fit into the {format_bytes(there)} of a GPU ({seat.name}): of {fixed.name}, what no setting "
+                f"lowers {_most(fixed).removeprefix(fixed.name).strip()}; choose a smaller model, or a larger GPU"
+            )
+
+
+def _fixed(moment: Moment, config: RunConfig) -> Moment:
+    kept = {"context", "trainer/groups", "trainer/staging"}
+    if config.engine.dtype != "float32" and moment.name in ("rollout", "hand-over"):
+        kept.add("engine/weights")
+    return Moment(name=moment.name, parts={name: count for name, count in moment.parts.items() if name in kept})
 
 
 def _of_budget(plan: Plan) -> Iterator[str]:
