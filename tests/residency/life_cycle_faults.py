@@ -45,7 +45,7 @@ class Fault:
 
 
 def free_pages(life: Life) -> None:
-    """Pages are forgotten as soon as they were read back, though the seal stays."""
+    """Pages are forgotten as soon as there is memory for what they hold, though the seal stays."""
     for saver in life.trainer.savers:
         for number in saver._crossing.awake():
             for _, page in saver._arena.run(number).stretches():

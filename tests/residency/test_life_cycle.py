@@ -14,7 +14,7 @@ from tests.residency.life_cycle_memory import PAGE, SPARE, MemoryMachine, walk
 
 from tidemill.contracts.checkpoint import Snapshot
 from tidemill.contracts.footprint import Part
-from tidemill.residency.savers.crossing import Captured
+from tidemill.residency.savers.crossing import Captured, Outgoing
 from tidemill.residency.savers.host_arena import HostArenaSaver
 
 
@@ -86,7 +86,8 @@ class SealsBeforeTheCopiesAreDone(HostArenaSaver):
     def freeze(self) -> None:
         super().freeze()
         out, last = self._crossing.out, len(self._crossing.slabs) - 1
-        self._crossing.out = lambda number: [] if number == last else out(number)  # type: ignore[method-assign]
+        forgotten = Outgoing(last, lambda: None, [])
+        self._crossing.out = lambda number: forgotten if number == last else out(number)  # type: ignore[method-assign]
 
 
 class ForgetsLateState(HostArenaSaver):

@@ -10,6 +10,7 @@ def test_a_host_copy_is_there_when_it_is_finished() -> None:
     source, target = torch.arange(100, dtype=torch.uint8), torch.zeros(100, dtype=torch.uint8)
     transfer = transfer_for(torch.device("cpu"))
     assert isinstance(transfer, HostTransfer)
+    transfer.quiet()
     transfer.begin()
     transfer.copy(target, source)
     transfer.mark()()
@@ -49,3 +50,18 @@ def test_a_device_copy_sees_work_that_was_queued_before_it() -> None:
         transfer.copy(target, source)
         transfer.finish()
         assert target.min() == target.max() == value
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_waiting_for_the_device_does_not_wait_for_copies() -> None:
+    transfer = CudaTransfer(torch.device("cuda", 0))
+    source = torch.ones(1 << 30, dtype=torch.uint8, device="cuda")
+    target = torch.zeros(1 << 30, dtype=torch.uint8, pin_memory=True)
+    total = source.sum()
+    transfer.begin()
+    transfer.copy(target, source)
+    transfer.quiet()
+    assert torch.cuda.current_stream().query() and not transfer._stream.query()
+    transfer.finish()
+    assert total.item() == 1 << 30 and bool(target.min() == 1)

@@ -92,7 +92,8 @@ class Swappable(Tenant, Protocol):
 
         When it fails it yields 0 and takes nothing yet, so that what came in its place can go first; resumed then, it
         undoes itself and raises. Closed before its end it undoes itself, too. Undone, the tenant is awake as before;
-        when the memory for that is gone, it is asleep whole, with nothing lost.
+        when the memory for that is gone, it is asleep whole, with nothing lost. What readers of its host copy keep from
+        that stays on the device, which `footprint` counts: a later sleep or wake goes on from there.
         """
         ...
 

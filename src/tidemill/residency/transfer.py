@@ -13,6 +13,10 @@ __all__ = ["CudaTransfer", "HostTransfer", "Transfer", "numbered", "transfer_for
 class Transfer(Protocol):
     """Copies between slabs and pages. `begin`, any number of `copy`, `finish`: only then are the bytes there."""
 
+    def quiet(self) -> None:
+        """Wait for the work already queued on the device, but not for copies."""
+        ...
+
     def begin(self) -> None:
         """Order the copies after all work already queued on the device."""
         ...
@@ -36,6 +40,9 @@ class Transfer(Protocol):
 
 class HostTransfer:
     """Copies within host memory: done when `copy` returns."""
+
+    def quiet(self) -> None:
+        """Nothing is queued on a CPU."""
 
     def begin(self) -> None:
         """Nothing is queued on a CPU."""
@@ -61,6 +68,10 @@ class CudaTransfer:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def quiet(self) -> None:
+        """Wait for the current stream."""
+        torch.cuda.current_stream(self._device).synchronize()
 
     def begin(self) -> None:
         """Wait, on the copying stream, for what the current stream has queued."""

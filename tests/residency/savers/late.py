@@ -23,6 +23,9 @@ class LateTransfer:
         while True:
             self._queue.get()()
 
+    def quiet(self) -> None:
+        """Nothing else is queued."""
+
     def begin(self) -> None:
         """Copies go in order anyway."""
 

@@ -17,7 +17,7 @@ from tidemill.residency.pages import PageRun
 from tidemill.residency.slabs import Slab
 from tidemill.residency.transfer import Transfer
 
-__all__ = ["Captured", "Crossing", "check_key"]
+__all__ = ["Captured", "Crossing", "Outgoing", "check_key"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,15 +33,23 @@ class Captured:
 
 
 @dataclass(frozen=True, eq=False)
-class _Begun:
-    """Slabs on their way out as contents `key`, and the pages that a reader kept from it."""
+class Outgoing:
+    """A slab on its way out: `copied` returns when it is in its pages, but for those that a reader keeps from it."""
 
-    key: Hashable
-    awake: list[int]
+    slab: int
+    copied: Callable[[], None]
     late: list[Place]
 
 
-_NOTHING_BEGUN = _Begun(None, [], [])
+@dataclass(frozen=True, eq=False)
+class _Begun:
+    """What was begun to be copied out as contents `key`."""
+
+    key: Hashable
+    slabs: list[Outgoing]
+
+
+_NOTHING_BEGUN = _Begun(None, [])
 
 
 def check_key(key: Hashable) -> None:
@@ -110,11 +118,12 @@ class Crossing:
         """Of these slabs together."""
         return sum(self.slabs[number].bytes for number in numbers)
 
-    def out(self, number: int) -> list[Place]:
-        """Start copying a slab to pages. Those that cannot be written yet, as they are read, are left and returned."""
+    def out(self, number: int) -> Outgoing:
+        """Start copying a slab to pages. Those that cannot be written yet, as they are read, are left."""
         faults.point("residency.capture.slab")
         self.transfer.begin()
-        return self._out(self.arena.places(number))
+        late = self._out(self.arena.places(number))
+        return Outgoing(number, self.transfer.mark(), late)
 
     def _out(self, places: Iterable[Place]) -> list[Place]:
         left = []
@@ -128,34 +137,43 @@ class Crossing:
             self.transfer.copy(page, self.slabs[slab].memory.flat[start : start + page.numel()])
         return left
 
-    def out_all(self, numbers: Iterable[int]) -> list[Place]:
+    def out_all(self, numbers: Iterable[int]) -> list[Outgoing]:
         """`out` of each; when that fails, nothing is under way."""
         try:
-            return [place for number in numbers for place in self.out(number)]
+            return [self.out(number) for number in numbers]
         except BaseException:
             self.transfer.finish()
             raise
 
     def begin_out(self, key: Hashable) -> None:
-        """Start copying out all that is awake, as contents `key`; `end_out` of the same key goes on from there."""
+        """Start copying out all that is awake, as contents `key`: who comes with the same key goes on from there."""
         self.forget()
-        awake = self.awake()
-        self._begun = _Begun(key, awake, self.out_all(awake))
+        self._begun = _Begun(key, self.out_all(self.awake()))
+
+    def take_over(self, key: Hashable) -> list[Outgoing]:
+        """What `begin_out` began, for the caller to end; nothing, and no longer under way, if that was another key."""
+        if self._begun.key != key:
+            self.forget()
+        begun, self._begun = self._begun, _NOTHING_BEGUN
+        return begun.slabs
 
     def end_out(self, key: Hashable, waiting: Callable[[], None]) -> Captured:
         """Copy out all that is awake, begun or not; `waiting` is called before pages are waited for that are read."""
-        ahead = self._begun.key == key
-        if not ahead:
-            self.begin_out(key)
-        begun, self._begun = self._begun, _NOTHING_BEGUN
+        begun = self.take_over(key)
+        going = begun or self.out_all(self.awake())
         waiting()
-        waited = self.out_late(begun.late)
-        beside = self.bytes(begun.awake) - self._bytes_at(begun.late) if ahead else 0
-        return Captured(copied=self.bytes(begun.awake) - beside, beside=beside, waited=waited)
+        waited = self.out_late([place for slab in going for place in slab.late])
+        beside, copied = self.bytes_gone(begun), self.bytes(slab.slab for slab in going)
+        return Captured(copied=copied - beside, beside=beside, waited=waited)
 
-    def _bytes_at(self, places: Iterable[Place]) -> int:
+    def bytes_gone(self, begun: Iterable[Outgoing]) -> int:
+        """Of what was begun without a reader in the way."""
         size = self.arena.page_bytes
-        return sum(min(size, self.slabs[slab].bytes - index * size) for slab, index in places)
+        return sum(
+            self.slabs[slab.slab].bytes
+            - sum(min(size, self.slabs[slab.slab].bytes - index * size) for _, index in slab.late)
+            for slab in begun
+        )
 
     def forget(self) -> None:
         """What was begun to be copied out is of no use, and no longer under way."""
@@ -220,10 +238,14 @@ class Crossing:
 
     def settle(self) -> None:
         """Wait for all copies, and for what the device still does with the memory."""
-        self.arrive_all()
+        self.quiet()
         self.forget()
-        self.transfer.begin()
         self.transfer.finish()
+
+    def quiet(self) -> None:
+        """Wait for what comes in, and for what the device still does with the memory; what goes out goes on."""
+        self.arrive_all()
+        self.transfer.quiet()
 
     def check_can_free(self, numbers: Iterable[int]) -> None:
         """Raises ResidencyError for a slab whose memory is lent to somebody."""

@@ -180,7 +180,7 @@ class HostArenaSaver:
             awake = self._crossing.awake()
             self._crossing.check_can_free(awake)
             try:
-                collections.deque(take_out(self._crossing, copy=False), maxlen=0)
+                collections.deque(take_out(self._crossing, None), maxlen=0)
             except Exception as cause:
                 now = "all is awake as before" if self._crossing.awake() == awake else "; ".join(cause.__notes__)
                 raise ResidencyError(f"cannot release device memory ({cause}); {now}") from cause
@@ -194,7 +194,7 @@ class HostArenaSaver:
             if copy:
                 self._seal(None)
             try:
-                return (yield from take_out(self._crossing, copy=copy))
+                return (yield from take_out(self._crossing, key if copy else None))
             finally:
                 if not self._crossing.awake():
                     self._seal(key)

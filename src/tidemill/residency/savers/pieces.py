@@ -2,14 +2,13 @@
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Hashable, Iterator, Sequence
 
 import torch
 
 from tidemill.contracts.footprint import Part
 from tidemill.errors import ResidencyError
-from tidemill.residency.arena import Place
-from tidemill.residency.savers.crossing import Captured, Crossing
+from tidemill.residency.savers.crossing import Captured, Crossing, Outgoing
 from tidemill.units import format_bytes, format_seconds
 
 __all__ = ["bring_all", "bring_in", "take_out", "told_of_failure"]
@@ -18,23 +17,24 @@ __all__ = ["bring_all", "bring_in", "take_out", "told_of_failure"]
 _AHEAD = 4
 
 
-def take_out(crossing: Crossing, *, copy: bool) -> Generator[int, None, Captured]:
-    """Give the memory of every slab back, each when it is copied, if it is to be; yields the bytes that came free.
+def take_out(crossing: Crossing, key: Hashable | None) -> Generator[int, None, Captured]:
+    """Give the memory of every slab back, each when it is copied as contents `key`; yields the bytes that came free.
 
+    What was begun to be copied as such is not copied again; with None all is in the pages, and nothing is copied.
     When it fails it yields 0, so that who came meanwhile can go first; then, or when it is closed, it brings back what
     is gone. When that fails too, as the memory is taken, the rest follows: all is in the pages then. What cannot follow
     stays, and notes on the failure say so.
     """
     numbers, gone = crossing.awake(), list[int]()
     try:
-        return (yield from _with_notice(_out_one_by_one(crossing, numbers, gone, copy=copy)))
+        return (yield from _with_notice(_out_one_by_one(crossing, numbers, gone, key)))
     except BaseException as cause:
         crossing.transfer.finish()
         try:
             bring_all(crossing, gone)
             crossing.arrive(gone)
         except Exception as second:
-            cause.add_note(f"and what had left cannot come back ({second}): {_follow(crossing, copy=copy)}")
+            cause.add_note(f"and what had left cannot come back ({second}): {_follow(crossing, copy=key is not None)}")
         raise
 
 
@@ -50,38 +50,40 @@ def _with_notice(pieces: Generator[int, None, Captured]) -> Generator[int, None,
 
 
 def _out_one_by_one(
-    crossing: Crossing, numbers: Sequence[int], gone: list[int], *, copy: bool
+    crossing: Crossing, numbers: Sequence[int], gone: list[int], key: Hashable | None
 ) -> Generator[int, None, Captured]:
-    crossing.settle()
-    ahead: deque[tuple[int, Callable[[], None]]] = deque()
-    late: list[tuple[int, list[Place]]] = []
+    begun = crossing.take_over(key)
+    crossing.quiet()
+    started = {going.slab: going for going in begun}
+    ahead, late = deque[Outgoing](), list[Outgoing]()
     for number in numbers:
-        left = crossing.out(number) if copy else []
-        if left:
-            late.append((number, left))
+        going = started.get(number) or (Outgoing(number, _at_once, []) if key is None else crossing.out(number))
+        if going.late:
+            late.append(going)
             continue
-        ahead.append((number, crossing.transfer.mark() if copy else _at_once))
+        ahead.append(going)
         if len(ahead) == _AHEAD:
-            yield _freed(crossing, *ahead.popleft(), gone)
+            yield _freed(crossing, ahead.popleft(), gone)
     while ahead:
-        yield _freed(crossing, *ahead.popleft(), gone)
+        yield _freed(crossing, ahead.popleft(), gone)
     waited = 0.0
-    for number, left in late:
-        waited += crossing.out_late(left)
-        yield _freed(crossing, number, crossing.transfer.finish, gone)
+    for going in late:
+        waited += crossing.out_late(going.late)
+        yield _freed(crossing, going, gone)
     crossing.transfer.give_back()
-    return Captured(copied=crossing.bytes(numbers) if copy else 0, waited=waited)
+    beside, copied = crossing.bytes_gone(begun), 0 if key is None else crossing.bytes(numbers)
+    return Captured(copied=copied - beside, beside=beside, waited=waited)
 
 
 def _at_once() -> None:
     """Nothing was copied."""
 
 
-def _freed(crossing: Crossing, number: int, copied: Callable[[], None], gone: list[int]) -> int:
-    copied()
-    crossing.free(number)
-    gone.append(number)
-    return crossing.slabs[number].bytes
+def _freed(crossing: Crossing, going: Outgoing, gone: list[int]) -> int:
+    going.copied()
+    crossing.free(going.slab)
+    gone.append(going.slab)
+    return crossing.slabs[going.slab].bytes
 
 
 def _follow(crossing: Crossing, *, copy: bool) -> str:
@@ -100,7 +102,8 @@ def _follow(crossing: Crossing, *, copy: bool) -> str:
 
 def _out_at_once(crossing: Crossing, numbers: Sequence[int], *, copy: bool) -> float:
     """Seconds waited."""
-    waited = crossing.out_late(crossing.out_all(numbers)) if copy else 0.0
+    started = crossing.out_all(numbers) if copy else []
+    waited = crossing.out_late([place for going in started for place in going.late])
     for number in numbers:
         crossing.free(number)
     crossing.transfer.give_back()
