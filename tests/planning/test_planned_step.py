@@ -1,5 +1,6 @@
 """A whole step takes what was planned for it, on a CPU and on a GPU (`tidemill.planning.moments`)."""
 
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -54,13 +55,15 @@ def share_of_plan(
     plan = plan_of(config, replace(GPU, device_bytes=141 * GIB))
     steps = [moment for moment in plan.seats[0].moments if moment.name in ("forward and backward", "optimizer")]
     planned = max(moment.bytes - moment.parts["context"] for moment in steps)
+    gc.collect()
+    others = torch.cuda.memory_allocated() if device == "cuda" else 0
     trainer = build.build_trainer(config, Place(device=device), ignore)
     try:
         trainer.gate.open(Part.ALL)
         trainer.begin("rl")
         batch = full_batch(trainer.vocabulary, rows=rows, prompt=side, new=side)
         trainer.step(batch, CrossEntropyLoss())  # libraries allocate at the first what they keep
-        return peak(trainer, lambda: trainer.step(batch, CrossEntropyLoss())) / planned
+        return (peak(trainer, lambda: trainer.step(batch, CrossEntropyLoss())) - others) / planned
     finally:
         trainer.close()
 

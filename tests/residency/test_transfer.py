@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tidemill.residency.transfer import CudaTransfer, HostTransfer, numbered, transfer_for
+from tidemill.residency.transfer import CudaTransfer, HostTransfer, in_blocks, numbered, transfer_for
+from tidemill.units import MIB
 
 
 def test_a_host_copy_is_there_when_it_is_finished() -> None:
@@ -11,6 +12,7 @@ def test_a_host_copy_is_there_when_it_is_finished() -> None:
     transfer = transfer_for(torch.device("cpu"))
     assert isinstance(transfer, HostTransfer)
     transfer.quiet()
+    transfer.reserve([100])
     transfer.begin()
     transfer.copy(target, source)
     transfer.mark()()
@@ -21,6 +23,36 @@ def test_a_host_copy_is_there_when_it_is_finished() -> None:
 
 def test_a_cpu_has_no_number() -> None:
     assert numbered(torch.device("cpu")) == torch.device("cpu")
+
+
+def test_what_makes_a_block_is_taken_together_in_order() -> None:
+    sizes = [300 * MIB, 212 * MIB, 1, 600 * MIB, 100 * MIB]
+    assert in_blocks(sizes, lambda size: size) == [sizes[:2], [1], [600 * MIB], [100 * MIB]]
+    assert in_blocks([], lambda size: size) == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_storages_come_from_the_blocks_that_were_reserved_for_them() -> None:
+    transfer = CudaTransfer(torch.device("cuda", 0))
+    transfer.give_back()
+    before = torch.cuda.memory_reserved()
+    transfer.reserve([64 * MIB] * 16 + [300])
+    held = torch.cuda.memory_reserved()
+    assert held - before == 1024 * MIB
+    storages = [torch.empty(64 * MIB, dtype=torch.uint8, device="cuda") for _ in range(16)]
+    assert torch.cuda.memory_reserved() == held
+    del storages
+    transfer.give_back()
+    assert torch.cuda.memory_reserved() == before
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_what_cannot_be_reserved_is_no_failure() -> None:
+    transfer = CudaTransfer(torch.device("cuda", 0))
+    transfer.reserve([1 << 60])
+    transfer.give_back()
 
 
 @pytest.mark.gpu

@@ -1,6 +1,6 @@
 """Device memory that we own: flat byte tensors into which registered tensors are moved once."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +8,7 @@ import torch
 from tidemill.contracts.footprint import Part
 from tidemill.residency.device_memory import DeviceMemory, MakeDeviceMemory
 from tidemill.residency.packing import Registered, SlabPlan
+from tidemill.residency.transfer import in_blocks
 
 __all__ = ["Slab", "build_slabs"]
 
@@ -22,13 +23,22 @@ class Slab:
 
 
 def build_slabs(
-    plans: Sequence[SlabPlan], moving: Sequence[Registered], *, make_memory: MakeDeviceMemory, device: torch.device
+    plans: Sequence[SlabPlan],
+    moving: Sequence[Registered],
+    *,
+    make_memory: MakeDeviceMemory,
+    device: torch.device,
+    make_room: Callable[[Sequence[int]], None],
 ) -> list[Slab]:
     """Move every tensor in `moving`, for which the plans were made, into new slabs.
 
-    Old storages are freed one slab after the other.
+    Old storages are freed one slab after the other. `make_room` is told the bytes of the next few slabs before they
+    are made.
     """
-    slabs = [_move(plan, make_memory, device) for plan in plans]
+    slabs: list[Slab] = []
+    for few in in_blocks(plans, lambda plan: plan.bytes):
+        make_room([plan.bytes for plan in few])
+        slabs += [_move(plan, make_memory, device) for plan in few]
     for item in moving:
         if item.tensor.numel() == 0:
             _repoint(item, _nothing(item, device))

@@ -1,13 +1,22 @@
 """How bytes cross between device and host, and how a device's memory is given back."""
 
-from collections.abc import Callable
-from typing import Protocol
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, TypeVar
 
 import torch
 
 from tidemill.residency import mapped
+from tidemill.units import MIB
 
-__all__ = ["CudaTransfer", "HostTransfer", "Transfer", "numbered", "transfer_for"]
+__all__ = ["CudaTransfer", "HostTransfer", "Transfer", "in_blocks", "numbered", "transfer_for"]
+
+T = TypeVar("T")
+
+# 4 GiB of an H200 in pieces of 64, 256 and 1024 MiB took 5.1, 1.5, 0.8 ms to get, and 4.9, 2.8, 2.4 ms to give back.
+_BLOCK_BYTES = 512 * MIB
+# What PyTorch's allocator takes from other blocks than larger storages, and what it rounds up to.
+_LARGE, _ALIGNMENT = MIB, 512
 
 
 class Transfer(Protocol):
@@ -31,6 +40,10 @@ class Transfer(Protocol):
 
     def finish(self) -> None:
         """Wait until every copy is complete."""
+        ...
+
+    def reserve(self, sizes: Sequence[int]) -> None:
+        """Room for storages of these bytes, which are about to be made, in few pieces. It need not be there."""
         ...
 
     def give_back(self) -> None:
@@ -57,6 +70,9 @@ class HostTransfer:
 
     def finish(self) -> None:
         """Nothing to wait for."""
+
+    def reserve(self, sizes: Sequence[int]) -> None:
+        """The system takes no longer for many."""
 
     def give_back(self) -> None:
         """The C library keeps no large block."""
@@ -93,12 +109,36 @@ class CudaTransfer:
         """Wait for the copying stream."""
         self._stream.synchronize()
 
+    def reserve(self, sizes: Sequence[int]) -> None:
+        """Blocks that the allocator then cuts: the driver takes, and later gives back, 64 MiB as slowly as many more.
+
+        Where there is no room for a block, each storage is on its own.
+        """
+        blocks = []
+        with contextlib.suppress(torch.OutOfMemoryError):
+            for group in in_blocks([size for size in sizes if size > _LARGE], lambda size: size):
+                size = sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in group)
+                blocks.append(torch.empty(size, dtype=torch.uint8, device=self._device))
+
     def give_back(self) -> None:
         """Freed memory, cuBLAS workspaces and the allocator's cached blocks."""
         torch.cuda.synchronize(self._device)
         mapped.give_back(self._device)
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
+
+
+def in_blocks(items: Iterable[T], size: Callable[[T], int]) -> list[list[T]]:
+    """`items`, in order, as many together as make a block of the allocator; a larger one is alone."""
+    groups: list[list[T]] = []
+    filled = _BLOCK_BYTES
+    for item in items:
+        if filled + size(item) > _BLOCK_BYTES:
+            groups.append([])
+            filled = 0
+        groups[-1].append(item)
+        filled += size(item)
+    return groups
 
 
 def transfer_for(device: torch.device) -> Transfer:

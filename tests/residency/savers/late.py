@@ -3,7 +3,7 @@
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -44,6 +44,9 @@ class LateTransfer:
     def finish(self) -> None:
         """All of it."""
         self.mark()()
+
+    def reserve(self, sizes: Sequence[int]) -> None:
+        """There is room."""
 
     def give_back(self) -> None:
         """Nothing is kept."""

@@ -118,7 +118,7 @@ def test_pages_that_no_element_would_fit_on_are_rounded_up() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_cuda_the_first_sleep_finds_nothing_of_the_old_storages_in_the_cache() -> None:
     tensors = [torch.ones(64 * 1024, device="cuda") for _ in range(1000)]
-    keeper = HostArenaSaver(device="cuda", page_bytes=8 * MIB, pin=True)
+    keeper = HostArenaSaver(device="cuda", page_bytes=16 * MIB, pin=True)
     for i, tensor in enumerate(tensors):
         keeper.add(str(i), tensor, Part.WEIGHTS)
     keeper.freeze()

@@ -131,11 +131,11 @@ def bring_all(crossing: Crossing, numbers: Sequence[int]) -> None:
     Room for all of them comes first: an allocator may wait for copies that are under way.
     """
     with _all_or_none(crossing) as brought:
+        crossing.reserve(numbers)
         for number in numbers:
             brought.append(number)
             crossing.make_room(number)
-        for number in numbers:
-            crossing.fill(number)
+        crossing.fill_all(numbers)
 
 
 @contextlib.contextmanager

@@ -1,12 +1,13 @@
 """From registered tensors to slabs, with host pages for all of them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from tidemill.errors import ResidencyError
 from tidemill.residency.arena import Arena, Claims, claims_of
-from tidemill.residency.device_memory import MakeDeviceMemory
+from tidemill.residency.device_memory import MakeDeviceMemory, ResizedStorage
 from tidemill.residency.host_memory import FreeBytes, MapMemory, map_plain
 from tidemill.residency.leaks import own
 from tidemill.residency.ledger import NO_SLAB, Ledger
@@ -66,7 +67,13 @@ class Preparation:
         pages = plan_pages(sizes, page_bytes=page_bytes, spare_bytes=self.spare_bytes)
         self._check_room(pages, state=sum(sizes))
         arena = Arena(pages, self.map_memory)
-        slabs = build_slabs(plans, moving, make_memory=self.make_memory, device=self.device)
+
+        def make_room(sizes: Sequence[int]) -> None:
+            if self.make_memory is ResizedStorage:
+                transfer.give_back()
+                transfer.reserve(sizes)
+
+        slabs = build_slabs(plans, moving, make_memory=self.make_memory, device=self.device, make_room=make_room)
         ledger = Ledger(tuple(entries[: len(items)]))
         ranges = {entry.name: (entry.slab, entry.offset, entry.end) for entry in ledger if entry.slab != NO_SLAB}
         crossing = Crossing(slabs, arena, transfer, seconds=self.deadline)
