@@ -68,10 +68,12 @@ def measured(chosen: argparse.Namespace, folder: Path) -> tuple[Found, bool]:
         child = Child(context, hand_over, str(folder / chosen.shape), size, chosen.device, chosen.cycles)
         try:
             used = []
-            for _ in range(chosen.cycles):
+            for number in range(1, chosen.cycles + 1):
                 child.answer()
+                print(f"\rhand-over {number} of {chosen.cycles}", end="", file=sys.stderr, flush=True)
                 used.append(eye.used())
                 child.pipe.send("seen")
+            print(file=sys.stderr)
             found: Found = child.answer()
         finally:
             child.end()

@@ -1,6 +1,7 @@
 """One arm's process: sleep and wake some times between two measurements of the limit, and check the contents."""
 
 import functools
+import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 
 from benchmarks.bus import Copies, plain_copies, timed
 from benchmarks.offload.arms import Arm, Settings, build
+from benchmarks.offload.cases import fingerprint
 from benchmarks.outside import forget_host_peak, host_peak
 
 __all__ = ["ASLEEP", "BEGUN", "Found", "go_through"]
@@ -16,6 +18,8 @@ __all__ = ["ASLEEP", "BEGUN", "Found", "go_through"]
 BEGUN, ASLEEP = "begun", "asleep"
 """What a process says when it waits to be looked at: with its context and nothing else, and while it sleeps."""
 _PATIENCE = 120.0
+_TURN = 0.2
+"""Seconds asleep on a GPU: less than an engine's turn takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +58,9 @@ def _found(pipe: Connection, arm_name: str, settings: Settings, cycles: int, bar
     device = torch.device(settings[0].device)
     if device.type == "cpu":
         torch.set_num_threads(1)
-    torch.ones(1, device=device)
+    fingerprint([torch.ones(1 << 20, device=device)])  # with the kernels for it loaded
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
     _look_at_me(pipe, BEGUN)
     start = host_peak()
     arm, prepare = build(arm_name, settings)
@@ -107,6 +113,7 @@ def _cycles(
         kept = max(kept, arm.kept())
         if cycle in (0, cycles - 1):
             _look_at_me(pipe, ASLEEP)
+        time.sleep(_TURN if device.type == "cuda" else 0.0)
         barrier.wait(_PATIENCE)
         wake.append(timed(device, arm.wake))
         if cycle in (0, cycles - 1):

@@ -125,13 +125,6 @@ class Crossing:
         late = self._out(self.arena.places(number))
         return Outgoing(number, self.transfer.mark(), late)
 
-    def rehearse(self) -> None:
-        """Copy everything out once, to no purpose but that the first copy that counts is as fast as later ones."""
-        self.transfer.begin()
-        for number in range(len(self.slabs)):
-            self._out(self.arena.places(number))
-        self.transfer.finish()
-
     def _out(self, places: Iterable[Place]) -> list[Place]:
         left = []
         for place in places:

@@ -78,7 +78,6 @@ class Preparation:
         ranges = {entry.name: (entry.slab, entry.offset, entry.end) for entry in ledger if entry.slab != NO_SLAB}
         crossing = Crossing(slabs, arena, transfer, seconds=self.deadline)
         own(crossing)
-        crossing.rehearse()
         claims = claims_of(ranges, page_bytes=page_bytes)
         return Kept(ledger=ledger, claims=claims, arena=arena, crossing=crossing)
 
