@@ -24,8 +24,9 @@ Eye = Onlooker | NoOnlooker
 class Round:
     """What one rank found, and what was seen of it from outside, in bytes.
 
-    `context` had the device less for its process, with kernels alone; `left`, asleep, besides that; `left_process` is what the driver
-    says that the process holds asleep, context included; `host` is what the host had less for the arm, asleep.
+    `context` had the device less for its process with kernels alone; `left`, asleep, besides that; `left_process` is
+    what the driver says that the process holds asleep, context included; `host` is what the host had less for the arm,
+    asleep.
     """
 
     found: Found
