@@ -14,6 +14,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA de
 
 
 def used() -> int:
+    gc.collect()  # what an earlier test left would else go in the midst of this one
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
