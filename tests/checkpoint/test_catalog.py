@@ -10,8 +10,6 @@ from tidemill.checkpoint.catalog import attempt_folder, checkpoint_name, clean_l
 from tidemill.contracts.events import Event, Notice
 from tidemill.errors import CheckpointError
 
-LAYOUTS = json.loads((Path(__file__).parents[1] / "data" / "checkpoint_layouts.json").read_text())["layouts"]
-
 
 @pytest.fixture(params=[0, 3])
 def ranks(request: pytest.FixtureRequest) -> int:
@@ -34,10 +32,6 @@ def real(make_rig: Callable[..., Any]) -> Callable[[int], Path]:
     return checkpoint
 
 
-def named(name: str) -> str:
-    return name.replace("step_", "step-")
-
-
 def damage(path: Path, how: str) -> None:
     weights = sorted(path.glob("trainer-*"))[-1]
     match how:
@@ -49,59 +43,6 @@ def damage(path: Path, how: str) -> None:
             weights.write_bytes(data)
         case "cut short":
             (path / "manifest.json").unlink()
-
-
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout["name"])
-def test_layouts_of_others_faults(layout: dict[str, Any], tmp_path: Path, real: Callable[[int], Path]) -> None:
-    folder = tmp_path / "layout"
-    if layout["complete"] is not None:
-        folder.mkdir()
-    for name in layout["complete"] or ():
-        path = folder / named(name.rstrip("/"))
-        shutil.copytree(real(int(name.strip("/").split("_")[1])), path)
-    for name in layout.get("partial", ()):
-        step, _, how = named(name).partition("/")
-        shutil.copytree(real(4), folder / step)
-        if "no rollout" in how:
-            drop_part(folder / step, "recorder")
-        else:
-            damage(
-                folder / step, next((known for known in ("0 bytes", "one byte changed") if known in how), "cut short")
-            )
-    for name in map(named, layout.get("other", ())):
-        (folder / name).mkdir() if name.endswith("/") else (folder / name).write_text("")
-    if "pointer" in layout:
-        (folder / "latest").write_text(named(layout["pointer"]))
-    stored, rejected = newest(folder, parts=("trainer", "recorder"))
-    if layout["name"] in ("empty folder", "folder is missing"):
-        assert stored is None and rejected == []
-        return
-    wanted = {"pointer lags": "step-4", "pointer is empty": "step-2", "no pointer": "step-4"}.get(layout["name"])
-    assert stored is not None
-    assert stored.path.name == (
-        wanted or named(next(w for w in layout["want"].replace(",", " ").split() if "step" in w))
-    )
-    assert [item.entry.path.name for item in rejected] == [
-        named(name.split("/")[0]) for name in layout.get("partial", ())
-    ]
-
-
-def drop_part(path: Path, part: str) -> None:
-    """As a save by a release that did not know the part would look."""
-    from tidemill.checkpoint.manifest import Manifest
-    from tidemill.checkpoint.safetensors_file import checksum
-
-    state = json.loads((path / "state.json").read_bytes())
-    del state["parts"][part]
-    data = json.dumps(state).encode()
-    (path / "state.json").write_bytes(data)
-    old = Manifest.read(path / "manifest.json")
-    files = tuple(
-        type(entry)(entry.name, "", len(data), checksum(data), ()) if entry.name == "state.json" else entry
-        for entry in old.files
-    )
-    fresh = Manifest(**vars(old) | {"files": files, "parts": tuple(name for name in old.parts if name != part)})
-    (path / "manifest.json").write_bytes(fresh.to_bytes())
 
 
 def test_all_broken_is_an_error_that_names_each_and_never_a_fresh_start(tmp_path: Path, real: Any) -> None:
