@@ -51,10 +51,7 @@ class PagedTensor:
     @property
     def spec(self) -> TensorSpec:
         """See HeldTensor."""
-        entry = self._entry
-        whole = entry.shape if entry.whole is None else entry.whole
-        offset = (0,) * len(entry.shape) if entry.offset_in_whole is None else entry.offset_in_whole
-        return TensorSpec(dtype=entry.dtype_name, shape=entry.shape, whole=whole, offset=offset)
+        return self._entry.spec
 
     def pieces(self) -> Iterator[memoryview]:
         """See HeldTensor."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tidemill.contracts.checkpoint import TensorSpec
 from tidemill.contracts.footprint import Part
 from tidemill.errors import ResidencyError
 from tidemill.residency.dtypes import dtype_name
@@ -57,6 +58,16 @@ class Entry:
             return self.offset
         last = sum((size - 1) * stride for size, stride in zip(self.shape, self.stride, strict=True))
         return self.offset + (last + 1) * self.dtype.itemsize
+
+    @property
+    def spec(self) -> TensorSpec:
+        """What it is a piece of, for a file."""
+        return TensorSpec(
+            dtype=self.dtype_name,
+            shape=self.shape,
+            whole=self.shape if self.whole is None else self.whole,
+            offset=(0,) * len(self.shape) if self.offset_in_whole is None else self.offset_in_whole,
+        )
 
     @property
     def row_major(self) -> bool:

@@ -147,6 +147,8 @@ class Crossing:
 
     def begin_out(self, key: Hashable) -> None:
         """Start copying out all that is awake, as contents `key`: who comes with the same key goes on from there."""
+        if self._begun.key == key:
+            return
         self.forget()
         self._begun = _Begun(key, self.out_all(self.awake()))
 

@@ -4,13 +4,14 @@ Nothing here communicates.
 """
 
 import contextlib
+import time
 from collections.abc import Generator, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from tidemill.contracts.checkpoint import HeldTensor, SavedTensor, Snapshot
-from tidemill.contracts.events import Emit, Notice
+from tidemill.contracts.events import Emit, Notice, PhaseDone
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.residency import Moved
 from tidemill.errors import CheckpointError
@@ -19,6 +20,7 @@ from tidemill.residency.leaks import leak_gate
 from tidemill.residency.residue import residue_of
 from tidemill.residency.savers.crossing import Captured
 from tidemill.residency.savers.host_arena import HostArenaSaver
+from tidemill.residency.savers.promised import Promises
 from tidemill.trainers.common import gradients
 from tidemill.trainers.fsdp.arriving import wait_at_once, wait_by_layer
 from tidemill.trainers.fsdp.model import Predictor
@@ -28,6 +30,8 @@ from tidemill.trainers.fsdp.ranks import Ranks
 from tidemill.trainers.fsdp.sharding import reshard
 
 __all__ = ["RankMemory"]
+
+_TOLD = 0.001  # seconds of waiting that are worth a word
 
 
 class RankMemory:
@@ -82,6 +86,9 @@ class RankMemory:
         self._names: dict[Part, list[str]] = {}
         for entry in self._saver.ledger:
             self._names.setdefault(entry.part, []).append(entry.name)
+        self._emit = emit
+        self._promises = Promises(self._saver)
+        self._copies_beside = device.type != "cpu"
         wait = wait_by_layer if ranks.count == 1 else wait_at_once
         wait(predictor, self._saver.arrived)
 
@@ -181,13 +188,23 @@ class RankMemory:
         """Whether the host pages hold this version, whole."""
         return self._saver.sealed_key == version
 
-    def capture(self, version: int) -> None:
-        """Copy to the host, and stay awake."""
-        self._saver.capture(version)
+    def settle(self) -> None:
+        """Every snapshot has its copy: contents may change. A wait for it is told of."""
+        start, began = time.time(), time.perf_counter()
+        self._promises.settle()
+        seconds = time.perf_counter() - began
+        if seconds > _TOLD:
+            self._emit(PhaseDone(name="save_stall", start=start, seconds=seconds, owner="trainer"))
 
-    def snapshot(self, extra: Mapping[str, object]) -> Snapshot:
-        """The host pages, of this rank's pieces; what several ranks hold the same is the first one's."""
-        kept = self._saver.snapshot()
+    def snapshot(self, version: int, extra: Mapping[str, object]) -> Snapshot:
+        """The present contents, of this rank's pieces; what several ranks hold the same is the first one's.
+
+        The copy to the host is begun, where it goes on by itself; who reads waits for it.
+        """
+        kept = self._promises.snapshot(version)
+        if self._copies_beside and not self.holds(version):
+            with contextlib.suppress(Exception):
+                self._saver.begin_capture(version)
         tensors = {name: tensor for name, tensor in kept.tensors.items() if self._is_mine(name, tensor)}
         for name in kept.tensors.keys() - tensors.keys():
             kept.written(name)

@@ -164,6 +164,7 @@ class FsdpTrainer:
             return
         self._refuse_if_torn("begin a phase")
         self._memory.ready(Part.OPTIMIZER)
+        self._memory.settle()
         self._version += 1
         self._optimizer.reset()
         self._progress = Progress(phase=phase)
@@ -199,6 +200,7 @@ class FsdpTrainer:
 
     def _changing(self) -> None:
         self._memory.ready(Part.ALL)
+        self._memory.settle()
         self._version += 1
         faults.point("trainer.update")
 
@@ -251,8 +253,9 @@ class FsdpTrainer:
             yield next(weights)
 
     def snapshot(self) -> Snapshot:
-        """The host copy, made now if the weights changed since the last one. Asleep it needs no lease.
+        """The present state. Asleep, or unchanged since, it is the host copy, and needs no lease.
 
+        Else that copy is begun; whoever reads the snapshot waits for it, and so does the next change of the state.
         Of this rank's pieces; what several ranks hold the same is the first one's. Communicates nothing.
         """
         self._refuse_if_torn("save the trainer")
@@ -260,10 +263,9 @@ class FsdpTrainer:
             raise CheckpointError("cannot save the trainer: a step is under way; save between two steps")
         if not self._memory.holds(self._version):
             self._gate.check(Part.ALL, "snapshot")
-            self._memory.capture(self._version)
         spread = {"ranks": self._ranks.count, "replicas": self._ranks.count // self._ranks.shards}
         return self._memory.snapshot(
-            self._progress.to_json() | {"total_steps": self._progress.total_steps(self._phases)} | spread
+            self._version, self._progress.to_json() | {"total_steps": self._progress.total_steps(self._phases)} | spread
         )
 
     def load(self, saved: Saved) -> None:
@@ -274,6 +276,7 @@ class FsdpTrainer:
         self._gate.check(Part.ALL, "load")
         progress = Progress.from_json(saved.extra)
         progress.check_phase(self._phases)
+        self._memory.settle()
         self._memory.load(saved.tensors)
         self._progress, self._optimizer.steps = progress, progress.optimizer_steps
         self._version += 1
