@@ -1,6 +1,7 @@
 """Memory of processes as another process sees it."""
 
 import contextlib
+import ctypes
 import subprocess
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -12,7 +13,15 @@ import torch
 from benchmarks.processes import Child, one_gpu
 from tidemill.units import KIB, MIB
 
-__all__ = ["NoOnlooker", "Onlooker", "files_and_threads", "forget_host_peak", "host_free", "host_peak"]
+__all__ = [
+    "NoOnlooker",
+    "Onlooker",
+    "files_and_threads",
+    "forget_host_peak",
+    "give_back_freed",
+    "host_free",
+    "host_peak",
+]
 
 
 class Onlooker:
@@ -88,6 +97,13 @@ def host_peak() -> float:
     """Most bytes that this process held in host memory since then, but for what a driver allocated for it."""
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return float(fields["VmHWM"].split()[0]) * KIB
+
+
+def give_back_freed() -> None:
+    """Give back to the system what this process freed and the C library keeps for later; glibc can."""
+    library = ctypes.CDLL(None)
+    if hasattr(library, "malloc_trim"):
+        library.malloc_trim(0)
 
 
 def files_and_threads() -> tuple[int, int]:

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.bus import Copies, plain_copies, synchronise, timed
 from benchmarks.offload.cases import fingerprint
-from benchmarks.outside import files_and_threads
+from benchmarks.outside import files_and_threads, give_back_freed
 from benchmarks.trainers import DEADLINE, make_batch, make_trainer, state_of
 from tidemill.algorithms.losses.cross_entropy import CrossEntropyLoss
 from tidemill.contracts.engine import Request, Sampling
@@ -134,6 +134,7 @@ def hand_over(pipe: Connection, model: str, size: int, device: str, cycles: int)
         pipe.send("look")
         pipe.recv()
         files, threads = files_and_threads()
+        give_back_freed()
         now = {"host": psutil.Process().memory_info().rss, "pages": house.trainer.host_bytes()}
         for name, value in {**now, "threads": threads, "files": files}.items():
             counts[name].append(float(value))
