@@ -2,7 +2,7 @@
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.checkpoint.pieces import shards_of
 
 from tidemill.checkpoint.manager import CheckpointManager
 from tidemill.checkpoint.shard import LocalShard
-from tidemill.contracts.checkpoint import Saved, Snapshot, TensorBytes
+from tidemill.contracts.checkpoint import Saved, Shard, Snapshot, TensorBytes, TensorPlace
 from tidemill.contracts.events import CheckpointEvent, Event, Notice
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.residency import Moved
@@ -55,6 +55,19 @@ class FakeRemote:
         """See Shard."""
         self.worker.fault(path, advance)
         return self.shard.write(path, advance, last=last)
+
+    def some(self, names: Collection[str]) -> Shard:
+        """See Shard."""
+        return FakeRemote(self.worker, LocalShard({name: self.shard._tensors[name] for name in names}))
+
+    def place(self, places: Mapping[str, TensorPlace], advance: Callable[[int], None], *, last: bool = False) -> int:
+        """See Placer."""
+        self.worker.fault(next(iter(places.values())).path, advance)
+        return self.shard.place(places, advance, last=last)
+
+    def differing(self, places: Mapping[str, TensorPlace], advance: Callable[[int], None]) -> str:
+        """See Placer."""
+        return self.shard.differing(places, advance)
 
 
 class FakeTrainer:

@@ -13,7 +13,7 @@ from tidemill import faults
 from tidemill.checkpoint.safetensors_file import TensorFile, checksum
 from tidemill.cluster.remote_shard import RemoteShard
 from tidemill.cluster.snapshot_desk import SnapshotDesk
-from tidemill.contracts.checkpoint import Shard, Snapshot, TensorBytes
+from tidemill.contracts.checkpoint import Shard, Snapshot, TensorBytes, TensorPlace
 from tidemill.contracts.events import Emit
 from tidemill.contracts.workers import Place
 from tidemill.errors import CheckpointError, WorkerError
@@ -36,6 +36,7 @@ class DeskService:
         self.releases = 0
         self.desk.hold(0, Snapshot(tensors={"w": piece(24)}, release=self._release))
         self.write_shard, self.shard_state = self.desk.write, self.desk.state
+        self.place_shard, self.compare_shard = self.desk.place, self.desk.compare
         self.abandon_shard, self.release_snapshot = self.desk.abandon, self.desk.release
 
     def _release(self) -> None:
@@ -167,7 +168,7 @@ def test_a_worker_that_dies_while_it_writes_is_named(desks: Desks, tmp_path: Pat
 
 def test_a_snapshot_released_while_it_is_written_is_let_go_of_afterwards(desks: Desks, tmp_path: Path) -> None:
     desks("trainer-0/checkpoint.write=delay:0.5@2")
-    desks.control("write_shard", 0, tmp_path / "a.safetensors", False)
+    desks.control("write_shard", 0, tmp_path / "a.safetensors", False, ["w"])
     for _ in range(2):
         desks.control("release_snapshot", 0)
     assert desks.control("released") == 0
@@ -183,12 +184,12 @@ def test_two_files_of_one_snapshot_come_one_after_the_other(tmp_path: Path) -> N
     desk = SnapshotDesk()
     desk.hold(7, Snapshot(tensors={"w": piece()}))
     with faults.armed("checkpoint.write=delay:0.2"):
-        desk.write(7, tmp_path / "a", False)
+        desk.write(7, tmp_path / "a", False, ["w"])
         with pytest.raises(CheckpointError, match="another file"):
-            desk.write(7, tmp_path / "b", False)
+            desk.write(7, tmp_path / "b", False, ["w"])
         assert settled(desk, 7).failure is None
-    desk.write(7, tmp_path / "b", False)
-    assert settled(desk, 7).sums == {"w": checksum(piece().data)}
+    desk.write(7, tmp_path / "b", False, ["w"])
+    assert settled(desk, 7).value == {"w": checksum(piece().data)}
 
 
 def test_pieces_of_the_last_file_are_let_go_of_as_they_are_written_and_those_of_others_are_not(tmp_path: Path) -> None:
@@ -196,7 +197,7 @@ def test_pieces_of_the_last_file_are_let_go_of_as_they_are_written_and_those_of_
     desk.hold(7, Snapshot(tensors={"v": piece(), "w": piece()}, written=told.append))
     for name, last in {"a": False, "b": True}.items():
         assert told == []
-        desk.write(7, tmp_path / name, last)
+        desk.write(7, tmp_path / name, last, ["v", "w"])
         assert settled(desk, 7).failure is None
     assert told == ["v", "w"]
 
@@ -233,7 +234,7 @@ def test_a_writer_that_is_ended_by_more_than_an_error_says_so_and_lets_go(
     desk, releases = SnapshotDesk(), list[int]()
     desk.hold(1, Snapshot(tensors={"w": Deadly()}, release=lambda: releases.append(1)))  # type: ignore[dict-item]
     with faults.armed("checkpoint.write=delay:0.2"):
-        desk.write(1, tmp_path / "a", False)
+        desk.write(1, tmp_path / "a", False, ["w"])
         if released_meanwhile:
             desk.release(1)
         else:
@@ -245,3 +246,30 @@ def test_a_writer_that_is_ended_by_more_than_an_error_says_so_and_lets_go(
         while not releases and time.monotonic() < ends:
             time.sleep(0.005)
     assert releases == [1]
+
+
+def place_of(path: Path) -> dict[str, TensorPlace]:
+    """Of the whole, of which the piece is the first half."""
+    return {"w": TensorPlace(path=path, begin=8, dtype="I64", shape=piece(24).spec.whole)}
+
+
+def test_a_shards_pieces_are_placed_in_a_file_and_compared_by_the_worker(desks: Desks, tmp_path: Path) -> None:
+    shard, told, path = desks(), list[int](), tmp_path / "a"
+    path.write_bytes(bytes(8 + 48 * MIB))
+    assert shard.place(place_of(path), told.append) == sum(told) == 24 * MIB
+    assert path.read_bytes() == bytes(8) + bytes(piece(24).data) + bytes(24 * MIB)
+    assert shard.differing(place_of(path), told.append) == ""
+    with path.open("r+b") as file:
+        file.seek(8 + 5 * MIB)
+        file.write(b"\xff" * 8)
+    assert shard.differing(place_of(path), told.append) == "w"
+    assert shard.some([]).specs == {} and shard.some(["w"]).write(tmp_path / "b", told.append).keys() == {"w"}
+    with pytest.raises(FileNotFoundError, match="trainer-0"):
+        shard.place(place_of(tmp_path / "gone"), told.append)
+
+
+def test_a_worker_that_dies_while_it_places_its_pieces_is_named(desks: Desks, tmp_path: Path) -> None:
+    shard, path = desks("trainer-0/export.write=kill@2"), tmp_path / "a"
+    path.write_bytes(bytes(8 + 48 * MIB))
+    with pytest.raises(WorkerError, match="trainer-0 died"):
+        shard.place(place_of(path), lambda count: None)

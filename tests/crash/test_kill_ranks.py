@@ -130,6 +130,8 @@ NEVER = {
     "worker.release_snapshot": _NO_POINT,
     "worker.shard_state": _NO_POINT,
     "worker.write_shard": _NO_POINT,
+    "worker.place_shard": _NO_POINT,
+    "worker.compare_shard": _NO_POINT,
 }
 
 

@@ -104,6 +104,8 @@ SERVICE_FREE = {
     "answered": "a count",
     "take_snapshot": FREE["snapshot"],
     "write_shard": _HOST_COPY,
+    "place_shard": _HOST_COPY,
+    "compare_shard": _HOST_COPY,
     "shard_state": _HOST_COPY,
     "abandon_shard": _HOST_COPY,
     "release_snapshot": _HOST_COPY,

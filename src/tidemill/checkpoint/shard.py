@@ -1,10 +1,11 @@
 """One rank's pieces as one file: written where they lie in memory, in the driver's process or in a worker's."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
+from tidemill.checkpoint.placing import first_difference, place_pieces
 from tidemill.checkpoint.safetensors_file import slots_of, write_tensors
-from tidemill.contracts.checkpoint import HeldTensor, TensorSpec
+from tidemill.contracts.checkpoint import HeldTensor, Shard, TensorPlace, TensorSpec
 
 __all__ = ["LocalShard", "write_shard"]
 
@@ -54,3 +55,21 @@ class LocalShard:
     def write(self, path: Path, advance: Callable[[int], None], *, last: bool = False) -> Mapping[str, str]:
         """See Shard."""
         return write_shard(path, self._tensors, advance, written=self._written if last else _nobody)
+
+    def some(self, names: Collection[str]) -> Shard:
+        """See Shard."""
+        return LocalShard({name: tensor for name, tensor in self._tensors.items() if name in names})
+
+    def place(self, places: Mapping[str, TensorPlace], advance: Callable[[int], None], *, last: bool = False) -> int:
+        """See Placer."""
+        written = self._written if last else _nobody
+        for name in self._tensors.keys() - places.keys():
+            written(name)
+        return place_pieces(self._pieces(), places, advance, written=written)
+
+    def differing(self, places: Mapping[str, TensorPlace], advance: Callable[[int], None]) -> str:
+        """See Placer."""
+        return first_difference(self._pieces(), places, advance)
+
+    def _pieces(self) -> Mapping[str, tuple[TensorSpec, HeldTensor]]:
+        return {name: (tensor.spec, tensor) for name, tensor in self._tensors.items()}

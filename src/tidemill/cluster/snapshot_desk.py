@@ -5,13 +5,15 @@ stepping, never stands behind a disk.
 """
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tidemill.checkpoint.shard import LocalShard
 from tidemill.cluster.worker import Failure, failure_of
-from tidemill.contracts.checkpoint import Snapshot
+from tidemill.contracts.checkpoint import Snapshot, TensorPlace
 from tidemill.errors import CheckpointError
 
 __all__ = ["SnapshotDesk", "Writing"]
@@ -19,11 +21,11 @@ __all__ = ["SnapshotDesk", "Writing"]
 
 @dataclass(frozen=True, kw_only=True)
 class Writing:
-    """How far a file is. `sums` are the pieces' checksums, once it is durable."""
+    """How far a file is. `value` is what the shard's own method returned, once it has."""
 
     written: int
     ended: bool
-    sums: Mapping[str, str]
+    value: Any
     failure: Failure | None
 
 
@@ -36,20 +38,20 @@ class _Job:
 
     def __init__(self) -> None:
         self.abandoned = False
-        self.now = Writing(written=0, ended=False, sums={}, failure=None)
+        self.now = Writing(written=0, ended=False, value=None, failure=None)
 
     def advance(self, count: int) -> None:
         if self.abandoned:
             raise _Abandoned("the driver waits for this file no more")
-        self.now = Writing(written=self.now.written + count, ended=False, sums={}, failure=None)
+        self.now = Writing(written=self.now.written + count, ended=False, value=None, failure=None)
 
-    def end(self, sums: Mapping[str, str], failure: Failure | None) -> None:
-        self.now = Writing(written=self.now.written, ended=True, sums=sums, failure=failure)
+    def end(self, value: object, failure: Failure | None) -> None:
+        self.now = Writing(written=self.now.written, ended=True, value=value, failure=failure)
 
 
 def _no_job() -> _Job:
     job = _Job()
-    job.end({}, None)
+    job.end(None, None)
     return job
 
 
@@ -71,20 +73,35 @@ class SnapshotDesk:
         with self._lock:
             self._held[token] = _Held(snapshot)
 
-    def write(self, token: int, path: Path, last: bool) -> None:
-        """Begin to create `path`. Raises CheckpointError while another file of this snapshot is being written.
+    def write(self, token: int, path: Path, last: bool, names: Collection[str]) -> None:
+        """Begin to create `path`, of the tensors in `names`. One thing is written of a snapshot at a time.
 
-        `last`: there will be no other file of it, and each piece is let go of as it is written.
+        Raises CheckpointError while something is. `last`: there will be no other file of it, and each piece is let go
+        of as it is written.
         """
+
+        def work(shard: LocalShard, job: _Job) -> Mapping[str, str]:
+            whole = shard.specs.keys() == set(names)
+            return (shard if whole else shard.some(names)).write(path, job.advance, last=last)
+
+        self._begin(token, str(path), work)
+
+    def place(self, token: int, places: Mapping[str, TensorPlace], last: bool) -> None:
+        """Begin to write its pieces to their places in files that are there; see Placer. As `write` otherwise."""
+        self._begin(token, _where(places), lambda shard, job: shard.place(places, job.advance, last=last))
+
+    def compare(self, token: int, places: Mapping[str, TensorPlace]) -> None:
+        """Begin to look for a difference; see Placer. As `write` otherwise."""
+        self._begin(token, _where(places), lambda shard, job: shard.differing(places, job.advance))
+
+    def _begin(self, token: int, what: str, work: Callable[[LocalShard, _Job], Any]) -> None:
         with self._lock:
             held = self._find(token)
             if not held.job.now.ended:
-                raise CheckpointError(f"cannot write {path}: another file of the same snapshot is being written")
+                raise CheckpointError(f"cannot write {what}: another file of the same snapshot is being written")
             held.job = _Job()
-            thread = threading.Thread(
-                target=self._write, args=(token, held, held.job, path, last), name=f"shard-{token}", daemon=True
-            )
-            thread.start()
+            run = partial(self._work, token, held, held.job, what, work)
+            threading.Thread(target=run, name=f"shard-{token}", daemon=True).start()
 
     def state(self, token: int) -> Writing:
         """Of the file that was begun last."""
@@ -112,27 +129,30 @@ class SnapshotDesk:
             raise CheckpointError("cannot write a snapshot that was released")
         return self._held[token]
 
-    def _write(self, token: int, held: _Held, job: _Job, path: Path, last: bool) -> None:
-        sums: Mapping[str, str] = {}
-        failure = None
+    def _work(self, token: int, held: _Held, job: _Job, what: str, work: Callable[[LocalShard, _Job], Any]) -> None:
+        value, failure = None, None
         try:
-            sums = LocalShard(held.snapshot.tensors, held.snapshot.written).write(path, job.advance, last=last)
+            value = work(LocalShard(held.snapshot.tensors, held.snapshot.written), job)
         except Exception as error:
             failure = failure_of(error)
         except BaseException as error:
             # It ends this thread and nothing else: whoever waits for the file would wait for good.
-            failure = failure_of(_ended(path, error))
+            failure = failure_of(_ended(what, error))
         with self._lock:
-            job.end(sums, failure)
+            job.end(value, failure)
             released = token not in self._held
         if released:
             held.snapshot.release()
 
 
-def _ended(path: Path, by: BaseException) -> CheckpointError:
+def _where(places: Mapping[str, TensorPlace]) -> str:
+    return ", ".join(sorted({str(place.path) for place in places.values()}))
+
+
+def _ended(what: str, by: BaseException) -> CheckpointError:
     """What ends a thread must not end the driver, to whom it is sent."""
     told = CheckpointError(
-        f"cannot write {path}: the thread that wrote it was ended by {type(by).__name__}; save again"
+        f"cannot write {what}: the thread that wrote it was ended by {type(by).__name__}; save again"
     )
     told.__cause__ = by
     return told

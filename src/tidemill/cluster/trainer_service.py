@@ -16,7 +16,7 @@ from tidemill.cluster.tenant_service import TenantService
 from tidemill.cluster.weight_sender import Carrier, WeightSender
 from tidemill.contracts.algorithm import Loss
 from tidemill.contracts.batch import Batch, StepReport
-from tidemill.contracts.checkpoint import Saved, TensorSpec
+from tidemill.contracts.checkpoint import Saved, TensorPlace, TensorSpec
 from tidemill.contracts.events import Emit
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.trainer import RankTrainer
@@ -155,9 +155,17 @@ class TrainerService(TenantService):
             random=RandomState().snapshot().extra,
         )
 
-    def write_shard(self, token: int, path: Path, last: bool) -> None:
+    def write_shard(self, token: int, path: Path, last: bool, names: Sequence[str]) -> None:
         """See SnapshotDesk."""
-        self._desk.write(token, path, last)
+        self._desk.write(token, path, last, names)
+
+    def place_shard(self, token: int, places: Mapping[str, TensorPlace], last: bool) -> None:
+        """See SnapshotDesk."""
+        self._desk.place(token, places, last)
+
+    def compare_shard(self, token: int, places: Mapping[str, TensorPlace]) -> None:
+        """See SnapshotDesk."""
+        self._desk.compare(token, places)
 
     def shard_state(self, token: int) -> Writing:
         """See SnapshotDesk."""

@@ -1,7 +1,7 @@
 """What can be saved, and the one who saves it."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,13 +11,16 @@ from tidemill.contracts.state import RunState
 __all__ = [
     "Checkpointer",
     "HeldTensor",
+    "Placer",
     "Saved",
     "SavedTensor",
     "Shard",
     "Snapshot",
     "Stateful",
     "TensorBytes",
+    "TensorPlace",
     "TensorSpec",
+    "WrittenFile",
     "read_box",
     "stretches",
 ]
@@ -153,16 +156,59 @@ def stretches(
     return starts, stretch
 
 
-class Shard(Protocol):
-    """One rank's pieces of a snapshot, which lie in the memory of another process: that process writes them."""
+@dataclass(frozen=True, kw_only=True)
+class WrittenFile:
+    """A file that is durable. `blocks` are the xxh3 of each 16 MiB of it, header included, the last block being shorter.
+
+    `direct` says whether it was written past the page cache, as fast as the disk.
+    """
+
+    blocks: tuple[str, ...]
+    direct: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorPlace:
+    """Where a whole tensor lies in a file: row-major from byte `begin`, its elements cast to `dtype`.
+
+    `shape` is that of the whole, or smaller: what lies beyond it has no place.
+    """
+
+    path: Path
+    begin: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Placer(Protocol):
+    """Pieces of tensors that can be written into the middle of files which others write into, too."""
 
     @property
     def specs(self) -> Mapping[str, TensorSpec]:
         """Each piece by the name of its tensor."""
         ...
 
-    def write(self, path: Path, advance: Callable[[int], None], *, last: bool = False) -> Mapping[str, str]:
-        """Create the safetensors file `path`, durably; checksum of each piece by name. Any thread may call it.
+    def place(self, places: Mapping[str, TensorPlace], advance: Callable[[int], None], *, last: bool = False) -> int:
+        """Write its pieces of the tensors in `places` into files that are there, durably; how many bytes those are.
+
+        Nothing else of the files is touched. `advance` and `last` are as for `Shard.write`; raises what that raises.
+        """
+        ...
+
+    def differing(self, places: Mapping[str, TensorPlace], advance: Callable[[int], None]) -> str:
+        """The first tensor of which the files hold something else than `place` would write; "" when there is none."""
+        ...
+
+
+class Shard(Placer, Protocol):
+    """One rank's pieces of a snapshot, which lie in the memory of another process: that process writes them."""
+
+    def some(self, names: Collection[str]) -> "Shard":
+        """Its pieces of the tensors in `names` alone, as a shard; they cannot be let go of through it."""
+        ...
+
+    def write(self, path: Path, advance: Callable[[int], None], *, last: bool = False) -> WrittenFile:
+        """Create the safetensors file `path`, durably. Any thread may call it.
 
         `advance` is told of bytes written, and of none now and then, and may raise to stop: then nothing writes to
         `path` any more when that goes on. `last`: nothing of it is written again, not even when this fails, and each

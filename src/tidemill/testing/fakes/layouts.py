@@ -1,13 +1,13 @@
 """How a fake trainer's arrays lie: whole in this process, or cut into pieces that several ranks hold elsewhere."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from tidemill.checkpoint.shard import write_shard
-from tidemill.contracts.checkpoint import SavedTensor, Snapshot, TensorBytes, TensorSpec
+from tidemill.checkpoint.shard import LocalShard, write_shard
+from tidemill.contracts.checkpoint import SavedTensor, Shard, Snapshot, TensorBytes, TensorPlace, TensorSpec
 from tidemill.errors import CheckpointError
 from tidemill.testing.fakes.device import Array
 
@@ -96,3 +96,15 @@ class _Elsewhere:
         if not self.held:
             raise CheckpointError(f"cannot write {path}: its snapshot was released")
         return write_shard(path, self._pieces, advance)
+
+    def some(self, names: Collection[str]) -> Shard:
+        """See Shard."""
+        return LocalShard(self._pieces).some(names)
+
+    def place(self, places: Mapping[str, TensorPlace], advance: Callable[[int], None], *, last: bool = False) -> int:
+        """See Placer."""
+        return LocalShard(self._pieces).place(places, advance)
+
+    def differing(self, places: Mapping[str, TensorPlace], advance: Callable[[int], None]) -> str:
+        """See Placer."""
+        return LocalShard(self._pieces).differing(places, advance)
