@@ -72,7 +72,6 @@ def run(loaded: Loaded, *, fresh: bool, quiet: bool, command: Sequence[str]) -> 
 
 
 def _train(config: RunConfig, folder: RunFolder, parts: Parts, outcome: "_Outcome") -> None:
-    export.rehearse(config, folder, parts)
     state = sync.run(parts, steps=config.steps)
     outcome.steps = state.step
     if state.step > config.steps:

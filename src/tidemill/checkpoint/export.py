@@ -1,31 +1,76 @@
-"""Weights of a run as a folder that `AutoModelForCausalLM.from_pretrained` loads: no missing, no unexpected key.
+"""Weights as a folder that `AutoModelForCausalLM.from_pretrained` loads: no missing, no unexpected key.
 
-Names and shapes are compared with the model's own before anything is written. Written like a checkpoint: a temporary
-folder, fsync, rename. Needs no GPU, and one tensor's room beyond the weights given, in however many pieces they lie.
+Whoever calls writes headers and texts; each piece of a tensor is written by whoever holds it, into the final files, so
+that every byte is written once and nothing is gathered. Like a checkpoint: a temporary folder, fsync, rename. Needs no
+GPU.
 """
 
-import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
-from tidemill.checkpoint.base_model import DTYPES, BaseModel, read_base_model
-from tidemill.checkpoint.durable import free_bytes, fsync_folder, is_full, make_folder, remove_tree, write_durably
-from tidemill.checkpoint.safetensors_file import TensorFile, flat, write_tensors
-from tidemill.checkpoint.safetensors_header import ITEM_BYTES, lay_out
-from tidemill.contracts.checkpoint import SavedTensor, TensorBytes
+from tidemill.checkpoint.base_model import BaseModel, read_base_model
+from tidemill.checkpoint.cover import cover_problems
+from tidemill.checkpoint.durable import (
+    free_bytes,
+    fsync_file,
+    fsync_folder,
+    is_full,
+    make_folder,
+    remove_tree,
+    write_durably,
+)
+from tidemill.checkpoint.export_layout import SHARD_BYTES, ExportLayout, lay_out_export
+from tidemill.checkpoint.placing import first_difference, place_pieces
+from tidemill.checkpoint.safetensors_file import TensorFile
+from tidemill.checkpoint.stored import MODEL_PREFIX
+from tidemill.checkpoint.together import together
+from tidemill.contracts.checkpoint import Placer, SavedTensor, TensorPlace, TensorSpec
 from tidemill.contracts.events import Emit, Notice, Progress
-from tidemill.errors import CheckpointError, CheckpointRefused
+from tidemill.errors import CheckpointError, CheckpointRefused, WorkerError
 from tidemill.faults import point
 from tidemill.units import format_bytes
 
-__all__ = ["export_model", "is_export_of", "rehearse_export"]
+__all__ = [
+    "MARGIN",
+    "WholeTensors",
+    "export_model",
+    "export_pieces",
+    "is_export_of",
+    "layout_of",
+    "work_folder",
+    "write_texts",
+]
 
-SHARD_BYTES = 5_000_000_000
-_MARGIN = 1 << 20
-_BLOCK_BYTES = 16 << 20
+MARGIN = 1 << 20  # folder entries, block rounding
 
-_Specs = dict[str, tuple[str, tuple[int, ...]]]
+Advance = Callable[[int], None]
+
+
+class WholeTensors:
+    """Implements Placer over tensors that are whole, by Hugging Face name: what a checkpoint on disk gives."""
+
+    def __init__(self, weights: Mapping[str, SavedTensor]) -> None:
+        self._pieces = {MODEL_PREFIX + name: (_whole(tensor), tensor) for name, tensor in weights.items()}
+
+    @property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """See Placer."""
+        return {name: spec for name, (spec, _) in self._pieces.items()}
+
+    def place(self, places: Mapping[str, TensorPlace], advance: Advance, *, last: bool = False) -> int:
+        """See Placer."""
+        return place_pieces(self._pieces, places, advance)
+
+    def differing(self, places: Mapping[str, TensorPlace], advance: Advance) -> str:
+        """See Placer."""
+        return first_difference(self._pieces, places, advance)
+
+
+def _whole(tensor: SavedTensor) -> TensorSpec:
+    shape = tuple(tensor.shape)
+    return TensorSpec(dtype=tensor.dtype, shape=shape, whole=shape, offset=(0,) * len(shape))
 
 
 def export_model(
@@ -37,246 +82,202 @@ def export_model(
     emit: Emit,
     shard_bytes: int = SHARD_BYTES,
 ) -> Path:
-    """Write `weights` (Hugging Face names, tied tensors once or twice) to the new folder `target`.
+    """As `export_pieces`, of whole tensors by Hugging Face name, tied ones once or twice."""
+    pieces, model = [WholeTensors(weights)], read_base_model(base)
+    return export_pieces(pieces=pieces, model=model, target=target, dtype=dtype, emit=emit, shard_bytes=shard_bytes)
 
-    `base` gives config, generation config, tokenizer and chat template. `dtype` "auto" is the base's own. Raises
-    CheckpointError, and then there is no `target`.
+
+def export_pieces(
+    *,
+    pieces: Sequence[Placer],
+    model: BaseModel,
+    target: Path,
+    dtype: str,
+    emit: Emit,
+    advance: Advance = lambda count: None,
+    last: bool = False,
+    shard_bytes: int = SHARD_BYTES,
+) -> Path:
+    """Write the weights in `pieces`, a rank each, to the new folder `target`, which all of them see.
+
+    `model` gives config, generation config, tokenizer and chat template. `dtype` "auto" is the base's own. `advance` is
+    told of bytes written and may raise to stop; `last` as for Placer. Raises CheckpointError, which names the rank that
+    failed, or what `advance` raised; then there is no `target`.
     """
-    _check_target(target)
-    model = read_base_model(base)
-    chosen = _chosen(dtype, model)
-    _check_tied(weights, model)
-    specs = _specs({name: (held.dtype, held.shape) for name, held in weights.items()}, model, DTYPES[chosen])
-    shards = _shards(specs, shard_bytes)
-    work = target.with_name(f".{target.name}.tidemill-export")
+    if target.is_symlink() or (target.exists() and (not target.is_dir() or any(target.iterdir()))):
+        raise CheckpointRefused(f"cannot export to {target}: it is there already; remove it, or choose another folder")
+    layout = layout_of(pieces, model, dtype=dtype, shard_bytes=shard_bytes)
+    work = work_folder(target)
     try:
         make_folder(target.parent)
         remove_tree(work)
-        _check_room(target, specs, model)
+        _check_room(target.parent, layout)
         point("export.mkdir")
         work.mkdir()
-        total = sum(_size(spec) for spec in specs.values())
-        _write_shards(work, shards, _reader(weights, specs), _progress(total, emit))
-        _write_texts(work, model, chosen)
+        _begin_files(work, layout)
+        _place(work, layout, pieces, _progress(layout.tensor_bytes, advance, emit), last=last)
+        write_texts(work, layout)
         point("export.rename")
         work.rename(target)
-        point("export.fsync-parent")
-        fsync_folder(target.parent)
+        _acknowledge(work, target)
     except OSError as error:
+        text = _in_words(error, work)
         shutil.rmtree(work, ignore_errors=True)
-        why = "the disk is full" if is_full(error) else "it cannot be written"
-        raise CheckpointError(
-            f"cannot export to {target}: {why} ({error}); free some space or choose another"
-        ) from error
+        raise CheckpointError(f"cannot export to {target}: {text}") from error
+    except (CheckpointError, WorkerError) as error:
+        shutil.rmtree(work, ignore_errors=True)
+        raise CheckpointError(f"cannot export to {target}: {error}") from error
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise
-    emit(Notice(text=f"exported {len(specs)} tensors in {chosen} ({format_bytes(total)}) to {target}"))
+    size = format_bytes(layout.tensor_bytes)
+    emit(Notice(text=f"exported {len(layout.specs)} tensors in {layout.dtype} ({size}) to {target}"))
     return target
 
 
-def _check_target(target: Path) -> None:
-    if target.is_symlink() or (target.exists() and (not target.is_dir() or any(target.iterdir()))):
-        raise CheckpointRefused(f"cannot export to {target}: it is there already; remove it, or choose another folder")
-
-
-def _check_room(target: Path, specs: _Specs, model: BaseModel) -> None:
-    texts = sum((model.folder / path).stat().st_size for path in model.copied)
-    needed = sum(_size(spec) for spec in specs.values()) + texts + _MARGIN
-    free = free_bytes(target.parent)
-    if free < needed:
-        raise CheckpointError(
-            f"cannot export to {target}: it needs {format_bytes(needed)} and {format_bytes(free)} are free there; "
-            f"free some, or choose another folder"
-        )
-
-
-def rehearse_export(
-    *, weights: Mapping[str, tuple[str, tuple[int, ...]]], base: Path, parent: Path, dtype: str
-) -> None:
-    """Try all of an export into a new folder in `parent` but the writing of tensors, whose dtypes and shapes suffice.
-
-    Raises CheckpointError.
-    """
-    model = read_base_model(base)
-    specs = _specs(weights, model, DTYPES[_chosen(dtype, model)])
-    probe = parent / ".tidemill-export.tmp"
+def _acknowledge(work: Path, target: Path) -> None:
     try:
-        for path in model.copied:
-            (model.folder / path).read_bytes()
-        make_folder(parent)
-        remove_tree(probe)
-        probe.mkdir()
-        _write_text(probe / "probe", b"tidemill")
-        probe.rename(parent / ".tidemill-export.renamed.tmp")
-        remove_tree(parent / ".tidemill-export.renamed.tmp")
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot export to {parent}: {error}; make the folder writable, or set checkpoint.export = false"
-        ) from error
-    _check_room(parent / "export", specs, model)
+        point("export.fsync-parent")
+        fsync_folder(target.parent)
+    except BaseException:
+        target.rename(work)
+        raise
 
 
-def is_export_of(target: Path, *, weights: Mapping[str, SavedTensor], base: Path, dtype: str) -> bool:
-    """Whether `target` holds what `export_model` would write there: every tensor, byte for byte."""
-    model = read_base_model(base)
-    specs = _specs(
-        {name: (held.dtype, held.shape) for name, held in weights.items()}, model, DTYPES[_chosen(dtype, model)]
-    )
-    found: dict[str, TensorBytes] = {}
+def layout_of(
+    pieces: Sequence[Placer], model: BaseModel, *, dtype: str, shard_bytes: int = SHARD_BYTES
+) -> ExportLayout:
+    """Of the weights among `pieces`. Raises CheckpointError when they do not make whole tensors that fit the model."""
+    held = [
+        {name.removeprefix(MODEL_PREFIX): spec for name, spec in one.specs.items() if name.startswith(MODEL_PREFIX)}
+        for one in pieces
+    ]
+    problems = cover_problems((f"rank {number}", specs) for number, specs in enumerate(held))
+    if problems:
+        raise CheckpointError(f"cannot export: the pieces do not make whole tensors: {'; '.join(problems)}")
+    weights = {name: (spec.dtype, spec.whole) for specs in held for name, spec in specs.items()}
+    return lay_out_export(weights, model, dtype=dtype, shard_bytes=shard_bytes)
+
+
+def work_folder(target: Path) -> Path:
+    """Where an export is written before it gets its name."""
+    return target.with_name(f".{target.name}.tidemill-export")
+
+
+def is_export_of(target: Path, pieces: Sequence[Placer], model: BaseModel, *, dtype: str) -> bool:
+    """Whether `target` holds what `export_pieces` would write there, however it is cut into files: every byte.
+
+    Each rank reads its own pieces. Raises CheckpointError for weights that do not fit the model.
+    """
+    layout = layout_of(pieces, model, dtype=dtype)
+    places: dict[str, TensorPlace] = {}
     try:
         for path in sorted(target.glob("*.safetensors")):
-            found |= TensorFile(path).tensors()
+            places |= _places_in(path)
         config = (target / "config.json").read_bytes()
     except (OSError, CheckpointError):
         return False
-    if config != model.config_text(_chosen(dtype, model)) or set(found) != set(specs):
+    if config != layout.texts["config.json"]:
         return False
-    read = _reader(weights, specs)
-    return all(
-        (found[name].dtype, found[name].shape) == spec and flat(found[name].data) == flat(read(name))
-        for name, spec in specs.items()
-    )
-
-
-def _chosen(dtype: str, model: BaseModel) -> str:
-    chosen = model.dtype if dtype == "auto" else dtype
-    if chosen not in DTYPES:
-        raise CheckpointError(f"cannot export as {dtype!r}: use auto, {', '.join(DTYPES)}")
-    return chosen
-
-
-def _check_tied(weights: Mapping[str, SavedTensor], model: BaseModel) -> None:
-    for name in set(weights) & set(model.tied):
-        kept = model.tied[name]
-        if kept in weights and not _equal(weights[name], weights[kept]):
-            raise CheckpointError(f"cannot export: {name} and {kept} are tied in config.json, but their values differ")
-
-
-def _equal(one: SavedTensor, other: SavedTensor) -> bool:
-    """Compared in blocks of rows: the largest tensors of a model are its tied ones."""
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
+    if {name: (place.dtype, place.shape) for name, place in places.items()} != layout.specs:
         return False
-    if not one.shape:
-        return flat(one.data) == flat(other.data)
-    rows, width = one.shape[0], one.shape[1:]
-    step = max(1, _BLOCK_BYTES // max(1, _size((one.dtype, width))))
-    for row in range(0, rows, step):
-        offset, shape = (row, *(0 for _ in width)), (min(step, rows - row), *width)
-        if one.read(offset, shape) != other.read(offset, shape):
-            return False
-    return True
+    wanted = {MODEL_PREFIX + name: place for name, place in places.items()}
+    return not any(together([partial(one.differing, wanted) for one in pieces], lambda count: None))
 
 
-def _specs(weights: Mapping[str, tuple[str, tuple[int, ...]]], model: BaseModel, dtype: str) -> _Specs:
-    """Dtype and shape of each tensor to write, in the model's order. Raises CheckpointError on any disagreement."""
-    missing = sorted(set(model.shapes) - set(weights))
-    unexpected = sorted(set(weights) - set(model.shapes) - set(model.tied))
-    if missing or unexpected:
+def _places_in(path: Path) -> dict[str, TensorPlace]:
+    header = TensorFile(path).header
+    return {
+        slot.name: TensorPlace(path=path, begin=header.data_start + slot.begin, dtype=slot.dtype, shape=slot.shape)
+        for slot in header.slots
+    }
+
+
+def _check_room(folder: Path, layout: ExportLayout) -> None:
+    needed, free = layout.total_bytes + MARGIN, free_bytes(folder)
+    if free < needed:
         raise CheckpointError(
-            f"cannot export: the weights do not fit the model in {model.folder}: {len(missing)} missing "
-            f"({', '.join(missing[:3]) or 'none'}), {len(unexpected)} unexpected "
-            f"({', '.join(unexpected[:3]) or 'none'})"
+            f"it needs {format_bytes(needed)} and {format_bytes(free)} are free there; free some, or choose another "
+            "folder"
         )
-    floats = DTYPES.values()
-    specs: _Specs = {}
-    for name, shape in model.shapes.items():
-        held_dtype, held = weights[name]
-        padded = held[:1] > (model.vocab_size,) == shape[:1] and held[1:] == shape[1:]
-        if held != shape and not padded:
-            raise CheckpointError(
-                f"cannot export: {name} has shape {list(held)}, the model in {model.folder} wants {list(shape)}"
-            )
-        specs[name] = (dtype if held_dtype in floats else held_dtype, shape)
-    return specs
 
 
-def _size(spec: tuple[str, tuple[int, ...]]) -> int:
-    return lay_out({"": spec})[0].end
+def _begin_files(work: Path, layout: ExportLayout) -> None:
+    """Every file with its header and in its full size, for others to write into."""
+    for file in layout.files:
+        write_durably(work / file.name, file.header, fault="export.open", fsync_fault="export.fsync-header")
+        with (work / file.name).open("r+b") as opened:
+            opened.truncate(file.bytes)
 
 
-def _shards(specs: _Specs, limit: int) -> list[_Specs]:
-    """Tensors in order, as many to a shard as stay within `limit` bytes; a larger one has a shard for itself."""
-    shards: list[_Specs] = [{}]
-    filled = 0
-    for name, spec in specs.items():
-        if shards[-1] and filled + _size(spec) > limit:
-            shards.append({})
-            filled = 0
-        shards[-1][name] = spec
-        filled += _size(spec)
-    return shards
+def _place(work: Path, layout: ExportLayout, pieces: Sequence[Placer], advance: Advance, *, last: bool) -> None:
+    places = layout.places(work)
+    wanted = {MODEL_PREFIX + name: place for name, place in places.items()}
+    twice = {
+        MODEL_PREFIX + name: places[kept]
+        for name, kept in layout.model.tied.items()
+        if any(MODEL_PREFIX + name in one.specs for one in pieces)
+    }
+    written = sum(together([partial(one.place, wanted, last=last and not twice) for one in pieces], advance))
+    if written != layout.tensor_bytes:
+        raise CheckpointError(f"{written} of {layout.tensor_bytes} bytes were written; is a rank missing?")
+    # Whoever wrote has synced what it wrote; the sizes are ours.
+    for file in layout.files:
+        if (size := (work / file.name).stat().st_size) != file.bytes:
+            raise CheckpointError(f"{file.name} was written, but has {size} of {file.bytes} bytes here: {_NOT_SHARED}")
+        point("export.fsync-whole")
+        fsync_file(work / file.name)
+    if twice:
+        _check_tied(layout, pieces, twice)
 
 
-def _reader(weights: Mapping[str, SavedTensor], specs: _Specs) -> Callable[[str], memoryview]:
-    def read(name: str) -> memoryview:
-        held, (dtype, shape) = weights[name], specs[name]
-        # Rows that pad the vocabulary are the last ones.
-        data = held.read((0,) * len(shape), shape)
-        return data if held.dtype == dtype else _cast(data, held.dtype, dtype)
-
-    return read
+_NOT_SHARED = "exports must lie on a file system that every host of the run shares; choose a folder there"
 
 
-def _cast(data: memoryview, held: str, wanted: str) -> memoryview:
-    """Rounded to nearest, ties to even, as torch does."""
-    import torch
+def _check_tied(layout: ExportLayout, pieces: Sequence[Placer], twice: Mapping[str, TensorPlace]) -> None:
+    """Tensors given twice, against the one that was written."""
+    kinds = {name: (spec.dtype, spec.whole) for one in pieces for name, spec in one.specs.items()}
+    kept = {full: MODEL_PREFIX + layout.model.tied[full.removeprefix(MODEL_PREFIX)] for full in twice}
+    other = [full for full in twice if kinds[full] != kinds[kept[full]]]
+    other = other or together([partial(one.differing, twice) for one in pieces], lambda count: None)
+    for full in filter(None, other):
+        name = full.removeprefix(MODEL_PREFIX)
+        raise CheckpointError(
+            f"{name} and {layout.model.tied[name]} are tied in config.json, but their values differ; untie them there, "
+            "or see what the trainer made of them"
+        )
 
-    by_name = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-    if not len(data):
-        return data
-    values = torch.frombuffer(bytearray(data), dtype=by_name[held]).to(by_name[wanted])
-    assert values.element_size() == ITEM_BYTES[wanted]
-    raw: memoryview = values.view(torch.uint8).numpy().data
-    return raw
+
+def write_texts(work: Path, layout: ExportLayout) -> None:
+    """What is no tensor, durably, and the names of all files with it."""
+    for name, text in layout.texts.items():
+        _write_text(work / name, text)
+    for path in layout.model.copied:
+        (work / path).parent.mkdir(parents=True, exist_ok=True)
+        _write_text(work / path, (layout.model.folder / path).read_bytes())
+    point("export.fsync-folder")
+    for folder in {work, *((work / path).parent for path in layout.model.copied)}:
+        fsync_folder(folder)
 
 
-def _progress(total: int, emit: Emit) -> Callable[[int], None]:
+def _write_text(path: Path, data: bytes) -> None:
+    write_durably(path, data, fault="export.text", fsync_fault="export.fsync-text")
+
+
+def _progress(total: int, told: Advance, emit: Emit) -> Advance:
     done = 0
 
     def advance(count: int) -> None:
         nonlocal done
+        told(count)
         done += count
         emit(Progress(what="exporting", done=done, total=total))
 
     return advance
 
 
-def _write_shards(
-    work: Path, shards: list[_Specs], read: Callable[[str], memoryview], advance: Callable[[int], None]
-) -> None:
-    count = len(shards)
-    files = (
-        ["model.safetensors"]
-        if count == 1
-        else [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
-    )
-    for file, specs in zip(files, shards, strict=True):
-        write_tensors(
-            work / file,
-            lay_out(specs),
-            lambda name: (read(name),),
-            metadata={"format": "pt"},
-            faults="export",
-            advance=advance,
-        )
-    if count == 1:
-        return
-    total = sum(_size(spec) for specs in shards for spec in specs.values())
-    places = {name: file for file, specs in zip(files, shards, strict=True) for name in specs}
-    index = json.dumps({"metadata": {"total_size": total}, "weight_map": places}, indent=2).encode()
-    _write_text(work / "model.safetensors.index.json", index)
-
-
-def _write_texts(work: Path, model: BaseModel, dtype: str) -> None:
-    _write_text(work / "config.json", model.config_text(dtype))
-    for path in model.copied:
-        (work / path).parent.mkdir(parents=True, exist_ok=True)
-        _write_text(work / path, (model.folder / path).read_bytes())
-    point("export.fsync-folder")
-    for folder in {work, *((work / path).parent for path in model.copied)}:
-        fsync_folder(folder)
-
-
-def _write_text(path: Path, data: bytes) -> None:
-    write_durably(path, data, fault="export.text", fsync_fault="export.fsync-text")
+def _in_words(error: OSError, work: Path) -> str:
+    if isinstance(error, FileNotFoundError) and work.is_dir():
+        return f"who writes a part of it does not see {work} ({error}), which is here: {_NOT_SHARED}"
+    why = "the disk is full" if is_full(error) else "it cannot be written"
+    return f"{why} ({error}); free some space or choose another"
