@@ -13,12 +13,12 @@ from benchmarks.offload.arms import Arm, Settings, build
 from benchmarks.offload.cases import fingerprint
 from benchmarks.outside import forget_host_peak, host_peak
 
-__all__ = ["ASLEEP", "BEGUN", "Found", "go_through"]
+__all__ = ["ASLEEP", "BEGUN", "TURN", "Found", "go_through"]
 
 BEGUN, ASLEEP = "begun", "asleep"
 """What a process says when it waits to be looked at: with its context and nothing else, and while it sleeps."""
 _PATIENCE = 120.0
-_TURN = 0.2
+TURN = 0.2
 """Seconds asleep on a GPU: less than an engine's turn takes."""
 
 
@@ -113,7 +113,7 @@ def _cycles(
         kept = max(kept, arm.kept())
         if cycle in (0, cycles - 1):
             _look_at_me(pipe, ASLEEP)
-        time.sleep(_TURN if device.type == "cuda" else 0.0)
+        time.sleep(TURN if device.type == "cuda" else 0.0)
         barrier.wait(_PATIENCE)
         wake.append(timed(device, arm.wake))
         if cycle in (0, cycles - 1):

@@ -18,6 +18,7 @@ from benchmarks.bus import plain_copies, timed
 from benchmarks.figures import Figure
 from benchmarks.offload.arms import Tidemill
 from benchmarks.offload.cases import Case
+from benchmarks.offload.cycles import TURN
 from benchmarks.processes import Child, Failed, one_gpu
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.residency import Gate, Moved
@@ -117,6 +118,7 @@ def _swap_and_back(pipe: Connection, case: Case, cycles: int) -> None:
         _note(seconds, "serial", timed(device, lambda: (other.sleep(), one.wake_up(Part.ALL))))
     one.sleep()
     for _ in range(cycles):
+        time.sleep(TURN if device.type == "cuda" else 0.0)
         first, whole = _wake(one, device)
         _note(seconds, "first", first)
         _note(seconds, "whole", whole)
