@@ -1,6 +1,7 @@
 """Contradictions between sections, each refused before anything is started.
 
-`tidemill.config.rules`, `tidemill.config.residency_rules`, `tidemill.config.findings`.
+`tidemill.config.rules`, `tidemill.config.residency_rules`, `tidemill.config.checkpoint_rules`,
+`tidemill.config.findings`.
 """
 
 import re
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.config import files, residency_rules, rules
+from tidemill.config import checkpoint_rules, files, residency_rules, rules
 from tidemill.config.load import Loaded
 
 Load = Callable[..., Loaded]
@@ -25,7 +26,7 @@ def data(folder: Path) -> None:
 
 
 def test_every_rule_is_run_and_is_a_sentence() -> None:
-    found = (vars(rules) | vars(residency_rules)).items()
+    found = (vars(rules) | vars(residency_rules) | vars(checkpoint_rules)).items()
     written = {name for name, value in found if callable(value) and name.islower() and name[0] != "_"}
     listed = {rule.__name__ for rule in rules.TRAINING_RULES}
     assert written - {"sinks"} == listed
@@ -77,6 +78,27 @@ def test_kept_checkpoints_are_among_the_saved(problems: Problems) -> None:
     assert problems("checkpoint.every=50", "checkpoint.keep_every=100") == []
     (found,) = problems("checkpoint.every=0", "checkpoint.keep_every=100")
     assert "with checkpoint.every = 0" in found
+
+
+def test_the_best_checkpoint_is_one_of_several_that_have_a_number(problems: Problems) -> None:
+    assert problems("checkpoint.every=5", "checkpoint.keep_best=reward/mean") == []
+    (found,) = problems("checkpoint.every=0", "checkpoint.keep_best=reward/mean")
+    assert "only the end is saved" in found
+    assert problems("checkpoint.every=0", "checkpoint.at_epoch_end=true", "checkpoint.keep_best=-policy/loss") == []
+    for name in ("-", " reward/mean", "- x"):
+        (found,) = problems(f'checkpoint.keep_best="{name}"')
+        assert "is no name of a number" in found
+
+
+def test_a_best_by_evaluation_needs_steps_that_are_saved_and_evaluated(problems: Problems) -> None:
+    best = "checkpoint.keep_best=eval/reward"
+    (found,) = problems(best)
+    assert "no step between start and end is evaluated" in found
+    evaluated = (best, "eval.data=held_out.jsonl", "eval.every=4")
+    assert problems(*evaluated, "checkpoint.every=2") == []
+    (found,) = problems(*evaluated, "checkpoint.every=3")
+    assert "no step up to steps = 10 is both saved (checkpoint.every = 3) and evaluated (eval.every = 4)" in found
+    assert problems(*evaluated, "checkpoint.every=3", "checkpoint.at_epoch_end=true") == []
 
 
 def test_what_a_resume_accepts_is_something_that_a_checkpoint_is_bound_to(problems: Problems) -> None:

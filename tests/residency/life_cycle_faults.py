@@ -10,7 +10,7 @@ from tests.residency.life_cycle_settings import Settings
 
 from tidemill import faults
 from tidemill.checkpoint.catalog import entries
-from tidemill.checkpoint.retention import prune
+from tidemill.checkpoint.retention import Retention, RetentionRule
 from tidemill.contracts.events import ignore
 
 __all__ = ["FAULTS", "SOUND", "Fault"]
@@ -63,9 +63,8 @@ def unmap(life: Life) -> None:
 def prune_now(life: Life) -> None:
     """Older checkpoints go as soon as the newer one has its name."""
     newest = entries(life.folder)[-1].step
-    prune(
-        life.folder, newest=newest, keep_last=life.settings.keep_last, keep_every=0, attempt=life.attempt, emit=ignore
-    )
+    rule = RetentionRule(keep_last=life.settings.keep_last)
+    Retention(life.folder, rule=rule, attempt=life.attempt, emit=ignore)(newest)
 
 
 def lose_a_rank(life: Life) -> None:

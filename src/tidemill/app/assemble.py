@@ -10,9 +10,11 @@ import torch
 
 from tidemill.app import build
 from tidemill.app.accepted_changes import AcceptedChanges, Rebase, as_it_is
+from tidemill.app.export import exports_of
 from tidemill.app.identity import run_identity
 from tidemill.app.run_folder import RunFolder
 from tidemill.checkpoint.manager import CheckpointManager
+from tidemill.checkpoint.schedule import EpochEnds, no_epochs
 from tidemill.config.load import Loaded
 from tidemill.config.run import RunConfig
 from tidemill.contracts.cluster import Cluster
@@ -32,6 +34,7 @@ from tidemill.data.tokenizer import Tokenizer
 from tidemill.engines.replay.engine import NoWeightSync, ReplayEngine
 from tidemill.planning.budget import NO_LIMIT, budget_for, check_budget, offload_mode
 from tidemill.planning.groups import parks_groups
+from tidemill.recorders.recorded import RecordedNumber
 from tidemill.residency.manager import LeaseManager
 from tidemill.rollout.collect import RolloutCollector
 from tidemill.rollout.evaluate import Evaluator, NoEvaluation
@@ -69,7 +72,8 @@ def assembled(
         environment = build.build_environment(config)
         data = build.build_data(config, config.data.prompts, tokenizer, emit)
         evaluation = _evaluation(config, tokenizer, environment, reward, emit)
-        warm_up, rebase_demonstrations = _warm_up(config, tokenizer, emit)
+        warm_up, rebase_demonstrations, demonstrations = _warm_up(config, tokenizer, emit)
+        ends = EpochEnds(prompts=len(data), demonstrations=demonstrations)
         changes = AcceptedChanges(
             accept=config.checkpoint.accept,
             prompts=data.rebase,
@@ -85,7 +89,7 @@ def assembled(
         residency = leases(config, cluster, trainer=trainer, engine=engine, emit=emit)
         stack.callback(residency.close)
         stop.check()
-        checkpointer = _checkpointer(loaded, folder, trainer, recorder, residency, attempt, changes)
+        checkpointer = _checkpointer(loaded, folder, trainer, recorder, residency, attempt, changes, ends)
         yield Parts(
             trainer=trainer,
             engine=engine,
@@ -154,13 +158,13 @@ def _evaluation(
     )
 
 
-def _warm_up(config: RunConfig, tokenizer: Tokenizer, emit: Emit) -> tuple[WarmUp, Rebase]:
-    """The supervised phase, and how its data takes on a cursor of other data."""
+def _warm_up(config: RunConfig, tokenizer: Tokenizer, emit: Emit) -> tuple[WarmUp, Rebase, int]:
+    """The supervised phase, how its data takes on a cursor of other data, and the rows that it has an epoch."""
     if config.warm_up.steps == 0 or config.warm_up.data is None:
-        return NoWarmUp(), as_it_is
+        return NoWarmUp(), as_it_is, 0
     data = build.build_data(config, config.warm_up.data, tokenizer, emit)
     demonstrations = Demonstrations(data, tokenizer, config.warm_up.batch)
-    return SupervisedWarmUp(steps=config.warm_up.steps, demonstrations=demonstrations), data.rebase
+    return SupervisedWarmUp(steps=config.warm_up.steps, demonstrations=demonstrations), data.rebase, len(data)
 
 
 def leases(config: RunConfig, cluster: Cluster, *, trainer: Trainer, engine: RolloutEngine, emit: Emit) -> LeaseManager:
@@ -220,9 +224,11 @@ def _checkpointer(
     residency: LeaseManager,
     attempt: int,
     changes: AcceptedChanges,
+    ends: EpochEnds,
 ) -> CheckpointManager:
     config = loaded.config
     settings = config.checkpoint
+    number = RecordedNumber(folder.root / "metrics.jsonl", settings.keep_best.removeprefix("-"))
     return CheckpointManager(
         folder=folder.checkpoints,
         stateful=[trainer, recorder],
@@ -233,6 +239,9 @@ def _checkpointer(
         mode=settings.mode,
         keep_last=settings.keep_last,
         keep_every=settings.keep_every,
+        keep_best=settings.keep_best,
+        measured=number,
+        epochs=ends if settings.at_epoch_end else no_epochs,
         on_failure=settings.on_failure,
         walk_back=settings.walk_back,
         accept=settings.accept,
@@ -242,5 +251,7 @@ def _checkpointer(
         seed=config.run.seed,
         grace=settings.grace,
         emit=recorder.emit,
+        exports=exports_of(config, folder, recorder.emit),
+        trial=settings.trial,
         fit=changes,
     )

@@ -13,12 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tidemill.checkpoint.blocks import block_count
 from tidemill.checkpoint.catalog import attempt_folder, checkpoint_name
 from tidemill.checkpoint.cover import cover_problems
 from tidemill.checkpoint.durable import free_bytes, fsync_folder, is_full, remove_tree, write_durably
 from tidemill.checkpoint.manifest import MANIFEST, STATE, FileEntry, Manifest, library_versions
 from tidemill.checkpoint.safetensors_file import checksum
 from tidemill.checkpoint.staged import Staged, StagedFile
+from tidemill.checkpoint.stored import BrokenCheckpointError, read_checkpoint
 from tidemill.checkpoint.together import together
 from tidemill.errors import CheckpointError, WorkerError
 from tidemill.faults import point, skipped
@@ -27,19 +29,26 @@ from tidemill.units import format_bytes
 __all__ = ["Committer"]
 
 _MARGIN = 1 << 20  # manifest, folder entries, block rounding
+_BUFFERED = "takes no direct writes (O_DIRECT): checkpoints are written through the page cache, which is slower"
 _NOT_SHARED = "checkpoints must lie on a file system that every host of the run shares; set run.dir to a folder there"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Committer:
-    """Writes checkpoints of one run and attempt into `folder`. `free` counts the bytes that a folder has room for."""
+    """Writes checkpoints of one run and attempt into `folder`. `free` counts the bytes that a folder has room for.
+
+    `tell` is told, at each file, of what makes it slower than the disk. `read_again` says of which steps the snapshots
+    are read once more behind the save; those of others are let go of piece by piece.
+    """
 
     folder: Path
     attempt: int
     identity: Mapping[str, str]
     settings: Mapping[str, Any]
-    retention: Mapping[str, int]
+    retention: Mapping[str, Any]
     free: Callable[[Path], int] = free_bytes
+    tell: Callable[[str], None] = lambda text: None
+    read_again: Callable[[int], bool] = lambda step: False
 
     def rehearse(self, staged: Staged) -> None:
         """Try all of `commit` that writes nothing. Raises CheckpointError."""
@@ -64,6 +73,29 @@ class Committer:
                 f"cannot save step {staged.step}: {final} is there already; resume from it, or move it away"
             )
         self.check_room(staged)
+        self._commit(staged, work, final, advance)
+        point("checkpoint.acknowledged")
+        return final
+
+    def try_out(self, small: Staged) -> None:
+        """Do with `small` all that `commit` does, under names that nobody reads; read it back, and remove it.
+
+        Raises CheckpointError.
+        """
+        work = attempt_folder(self.folder, small.step, self.attempt)
+        final = self.folder / f"{checkpoint_name(small.step)}.{self.attempt}-1.tmp"
+        try:
+            remove_tree(final)
+            self._commit(small, work, final, lambda count: None)
+            read_checkpoint(final, step=small.step)
+        except BrokenCheckpointError as error:
+            raise CheckpointError(
+                f"cannot save in {self.folder}: a save on trial was read back as something else ({error}); see the disk"
+            ) from error
+        finally:
+            remove_tree(final)
+
+    def _commit(self, staged: Staged, work: Path, final: Path, advance: Callable[[int], None]) -> None:
         try:
             remove_tree(work)
             self._write(work, staged, advance)
@@ -80,12 +112,12 @@ class Committer:
             left = self._undo(work, final)
             error.add_note(f"while step {staged.step} was saved in {self.folder}{left}")
             raise
-        return final
 
     def _write(self, work: Path, staged: Staged, advance: Callable[[int], None]) -> None:
         point("checkpoint.mkdir")
         work.mkdir()
-        files = together([partial(self._write_file, work, file) for file in staged.files], advance)
+        last = not self.read_again(staged.step)
+        files = together([partial(self._write_file, work, file, last=last) for file in staged.files], advance)
         _check_whole(staged, files)
         write_durably(work / STATE, staged.state, fault="checkpoint.state", fsync_fault="checkpoint.fsync-state")
         files.append(FileEntry(STATE, "", len(staged.state), checksum(staged.state), ()))
@@ -115,10 +147,10 @@ class Committer:
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"cannot save the settings or the identity of the run: {error}") from None
 
-    def _write_file(self, work: Path, file: StagedFile, advance: Callable[[int], None]) -> FileEntry:
+    def _write_file(self, work: Path, file: StagedFile, advance: Callable[[int], None], *, last: bool) -> FileEntry:
         path = work / file.name
         try:
-            sums = file.shard.write(path, advance, last=True)
+            written = file.shard.write(path, advance, last=last)
         except FileNotFoundError as error:
             if not work.is_dir():
                 raise
@@ -128,15 +160,17 @@ class Committer:
         except OSError as error:
             error.filename = error.filename or str(path)
             raise
-        if set(sums) != set(file.specs):
-            raise CheckpointError(f"{file.name} was written with other tensors than those that were to be saved")
         try:
             size = path.stat().st_size
         except FileNotFoundError:
             raise CheckpointError(f"{file.name} was written, but {work} does not hold it here: {_NOT_SHARED}") from None
         if size != file.bytes:
             raise CheckpointError(f"{file.name} was written, but has {size} of {file.bytes} bytes here: {_NOT_SHARED}")
-        return file.entry(sums)
+        if _begin_of(path, len(file.header)) != file.header or len(written.blocks) != block_count(size):
+            raise CheckpointError(f"{file.name} was written with other tensors than those that were to be saved")
+        if not written.direct:
+            self.tell(f"{self.folder} {_BUFFERED}")
+        return file.entry(written.blocks)
 
     def _publish(self, work: Path, final: Path, advance: Callable[[int], None]) -> None:
         advance(0)
@@ -145,7 +179,6 @@ class Committer:
         point("checkpoint.fsync-parent")
         if not skipped("checkpoint.fsync-parent"):
             fsync_folder(self.folder)
-        point("checkpoint.acknowledged")
 
     def _undo(self, work: Path, final: Path) -> str:
         """Remove the attempt wherever it is; what to add to the message when that failed too."""
@@ -165,6 +198,11 @@ class Committer:
             f"({staged.total_bytes} bytes and a margin) and {why}; free some, lower checkpoint.keep_last, or choose "
             f"another run.dir"
         )
+
+
+def _begin_of(path: Path, size: int) -> bytes:
+    with path.open("rb") as file:
+        return file.read(size)
 
 
 def _check_whole(staged: Staged, files: Sequence[FileEntry]) -> None:

@@ -2,7 +2,7 @@
 
 A save takes snapshots in the caller, which is cheap, and writes them behind its back. A restore takes the newest whole
 checkpoint, refuses one of another model, data or algorithm, and loads every part. Random states of the process are
-saved and restored as one more part. Before the first step the way of a save is tried up to the writing of tensors.
+saved and restored as one more part. Before the first step a save and an export are tried.
 """
 
 import time
@@ -16,10 +16,13 @@ from tidemill.checkpoint.catalog import clean_leftovers, newest, set_aside
 from tidemill.checkpoint.changes import changed_settings
 from tidemill.checkpoint.commit import Committer
 from tidemill.checkpoint.durable import fsync_folder, make_folder, write_durably
+from tidemill.checkpoint.exports import Exports, NoExports
 from tidemill.checkpoint.identity import check_identity
 from tidemill.checkpoint.ranks import ranks_in_words
-from tidemill.checkpoint.retention import prune
+from tidemill.checkpoint.rehearsal import Rehearsal
+from tidemill.checkpoint.retention import Measured, Retention, RetentionRule
 from tidemill.checkpoint.rng import RandomState
+from tidemill.checkpoint.schedule import SaveSchedule, no_epochs
 from tidemill.checkpoint.staged import Staged, release_after, stage
 from tidemill.checkpoint.stored import StoredCheckpoint
 from tidemill.checkpoint.writer import Writer
@@ -33,6 +36,7 @@ from tidemill.faults import skipped
 
 __all__ = ["CheckpointManager"]
 
+_NO_EXPORTS = NoExports()
 _PATIENCE = 600.0  # seconds without a byte written after which a save is given up
 
 
@@ -51,6 +55,9 @@ class CheckpointManager:
         mode: str,
         keep_last: int,
         keep_every: int,
+        keep_best: str = "",
+        measured: Measured | None = None,
+        epochs: Callable[[RunState], int] = no_epochs,
         on_failure: str,
         walk_back: bool,
         accept: Collection[str],
@@ -61,38 +68,44 @@ class CheckpointManager:
         grace: float,
         emit: Emit,
         patience: float = _PATIENCE,
+        exports: Exports = _NO_EXPORTS,
+        trial: bool = False,
         fit: Callable[[RunState], RunState] = lambda state: state,
     ) -> None:
         """Raises CheckpointError when `folder` cannot be written to.
 
-        `every` 0 saves the last step only. `mode` is `async` or `sync`, `on_failure` `stop` or `continue`. `identity`
-        says what the run is about, by name; a checkpoint that says otherwise is refused unless the name is in
-        `accept`: `fit` makes a restored state one to go on from. `drain` waits `grace` seconds, not for the last step.
+        `every` 0 saves the last step only; `epochs` counts those that a state has behind it: where one ends is saved,
+        too. `mode` is `async` or `sync`, `on_failure` `stop` or `continue`. `measured` is the number that `keep_best`
+        names. `identity` says what the run is about, by name; a checkpoint that says otherwise is refused unless the
+        name is in `accept`: `fit` makes a restored state one to go on from. `drain` waits `grace` seconds, not for the
+        last step. `exports` are written beside saves; `trial` says whether a save and one of those are tried on disk.
         """
         self._folder = folder
         self._parts = _by_name([*stateful, RandomState()])
-        self._trainer = trainer
-        self._residency = residency
-        self._every = every
+        self._trainer, self._residency = trainer, residency
+        self._schedule = SaveSchedule(every=every, last_step=last_step, epochs=epochs)
         self._last_step = last_step
-        self._walk_back = walk_back
-        self._accept = frozenset(accept)
+        self._walk_back, self._accept = walk_back, frozenset(accept)
         self._identity = {**identity, "seed": str(seed)}
-        self._attempt = attempt
-        self._seed = seed
+        self._attempt, self._seed = attempt, seed
         self._grace, self._emit, self._fit = grace, emit, fit
-        self._settings = settings
-        self._restored_step = -1
-        retention = {"keep_last": keep_last, "keep_every": keep_every}
-        self._committer = Committer(
-            folder=folder, attempt=attempt, identity=self._identity, settings=settings, retention=retention
+        self._settings, self._restored_step = settings, -1
+        rule = RetentionRule(keep_last=keep_last, keep_every=keep_every, keep_best=keep_best)
+        committer = Committer(
+            folder=folder,
+            attempt=attempt,
+            identity=self._identity,
+            settings=settings,
+            retention=rule.to_json(),
+            read_again=exports.due,
         )
-        self._prune: Callable[[int], None] = lambda step: prune(
-            folder, newest=step, keep_last=keep_last, keep_every=keep_every, attempt=attempt, emit=emit
-        )
+        self._exports = exports
+        self._rehearsal = Rehearsal(committer=committer, exports=exports, writes=trial)
+        self._retention = Retention(folder, rule=rule, attempt=attempt, emit=emit, measured=measured)
         self._writer = Writer(
-            commit=self._committer.commit,
-            after=self._prune,
+            commit=committer.commit,
+            export=exports.beside,
+            after=self._retention,
             background=mode == "async",
             stop_on_failure=on_failure == "stop",
             patience=patience,
@@ -103,10 +116,11 @@ class CheckpointManager:
     def restore(self) -> RunState | None:
         """The state of the newest whole checkpoint, loaded into every part, with this attempt's number.
 
-        Clears away what earlier attempts left half done, and tries everything that a save needs but the writing of
-        tensors, so that a run that cannot save does not begin. Raises CheckpointError.
+        Clears away what earlier attempts left half done, and tries a save and an export, so that a run that cannot
+        save does not begin. An export that is due and was not ended is made. Raises CheckpointError.
         """
         clean_leftovers(self._folder, self._emit)
+        self._exports.clear()
         stored, rejected = newest(self._folder, parts=self._parts, walk_back=self._walk_back)
         if stored is None:
             self._emit(Notice(text=f"no checkpoint in {self._folder}: starting at step 0"))
@@ -121,7 +135,7 @@ class CheckpointManager:
         set_aside(rejected, self._attempt)
         # A crash between rename and retention leaves a whole checkpoint that was never acknowledged: it is from now on.
         fsync_folder(self._folder)
-        self._prune(stored.state.step)
+        self._retention(stored.state.step)
         self._restored_step = stored.state.step
         self._tell_restored(stored)
         saved_by = stored.manifest.attempt
@@ -130,6 +144,7 @@ class CheckpointManager:
         if changed:
             self._emit(Notice(text=f"settings changed since then: {'; '.join(changed)}"))
         state = self._fit(replace(stored.state, attempt=self._attempt, seed=self._seed))
+        self._schedule.start(state)
         self._tell_ranks(stored, self._rehearse(state))
         return state
 
@@ -158,10 +173,7 @@ class CheckpointManager:
     def save_if_due(self, state: RunState) -> None:
         """See Checkpointer. The last step is always due."""
         self._writer.surface()
-        scheduled = self._every > 0 and state.step > 0 and state.step % self._every == 0
-        if not scheduled and state.step != self._last_step:
-            return
-        if not self._is_saved(state):
+        if self._schedule.is_due(state) and not self._is_saved(state):
             self._begin(state, must=state.step == self._last_step, limit=float("inf"))
 
     def save(self, state: RunState) -> None:
@@ -221,10 +233,12 @@ class CheckpointManager:
             raise
 
     def _rehearse(self, state: RunState) -> Staged:
-        """What would be saved, tried but for the writing; the snapshots in it are let go of."""
+        """What would be saved, tried; the snapshots in it are let go of."""
         staged = self._stage(state)
         try:
-            self._committer.rehearse(staged)
+            self._rehearsal(staged)
+            if state.step == self._restored_step and not self._exports.has(state.step):
+                self._writer.export(staged)
         finally:
             staged.release()
         return staged

@@ -1,7 +1,9 @@
 """What a checkpoint says of itself: written last, so that its presence means that all the rest is there.
 
-It names every file with its size and checksum, every slice of every tensor, and what the run was. It carries a
+It names every file with its size and checksums, every slice of every tensor, and what the run was. It carries a
 checksum over itself, because a flipped bit can leave JSON that still parses.
+
+Format 1 has a checksum for each slice; since format 2 files of tensors have one for each 16 MiB of the file.
 """
 
 import functools
@@ -10,7 +12,7 @@ import json
 import platform
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,6 +23,7 @@ from tidemill.errors import CheckpointError
 
 __all__ = [
     "FORMAT",
+    "FORMAT_OF_BLOCKS",
     "MANIFEST",
     "STATE",
     "FileEntry",
@@ -31,7 +34,8 @@ __all__ = [
     "shard_file",
 ]
 
-FORMAT = 1
+FORMAT = 2
+FORMAT_OF_BLOCKS = 2  # the first whose files of tensors have checksums of their blocks
 MANIFEST = "manifest.json"
 STATE = "state.json"
 
@@ -50,7 +54,10 @@ class NewerFormatError(CheckpointError):
 
 @dataclass(frozen=True)
 class Slice:
-    """A piece of a tensor: where it lies in the whole tensor, and where in its file (bytes from the file's start)."""
+    """A piece of a tensor: where it lies in the whole tensor, and where in its file (bytes from the file's start).
+
+    `xxh3` is empty since format 2.
+    """
 
     name: str
     dtype: str
@@ -59,18 +66,22 @@ class Slice:
     local_shape: tuple[int, ...]
     begin: int
     end: int
-    xxh3: str
+    xxh3: str = ""
 
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One file. `xxh3` covers it whole and is empty for tensor files, whose slices have checksums of their own."""
+    """One file. `xxh3` covers it whole and is empty for files of tensors, which have `blocks`: see WrittenFile.
+
+    In format 1 they have none, and their slices have checksums of their own.
+    """
 
     name: str
     part: str
     bytes: int
     xxh3: str
     slices: tuple[Slice, ...]
+    blocks: tuple[str, ...] = ()
 
     @property
     def specs(self) -> Mapping[str, TensorSpec]:
@@ -93,7 +104,7 @@ class Manifest:
     files: tuple[FileEntry, ...]
     identity: Mapping[str, str]
     settings: Mapping[str, Any]
-    retention: Mapping[str, int]
+    retention: Mapping[str, Any]
     versions: Mapping[str, str]
     time: float
     release: str = tidemill.__version__
@@ -111,15 +122,17 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """The file's content."""
-        fields = json.loads(json.dumps(asdict(self)))
-        return json.dumps(fields | {"xxh3": _checksum(fields)}, indent=1).encode()
+        # As they will be read: the checksum is over that.
+        told = json.loads(json.dumps(_without(vars(self), "files"))) | {"files": [_plain(entry) for entry in self.files]}
+        told["xxh3"] = _checksum(told)
+        return _text(told).encode()
 
     @classmethod
     def read(cls, path: Path) -> Self:
         """The manifest at `path`. Raises CheckpointError that says what is wrong with it, NewerFormatError, OSError."""
         try:
-            fields = json.loads(path.read_bytes())
-            found, release = fields["format"], fields["release"]
+            told = json.loads(path.read_bytes())
+            found, release = told["format"], told["release"]
         except FileNotFoundError:
             raise CheckpointError(f"{MANIFEST} is missing") from None
         except (ValueError, RecursionError, KeyError, TypeError):
@@ -130,9 +143,9 @@ class Manifest:
                 f"{tidemill.__version__} reads formats up to {FORMAT}; use tidemill {release} or later"
             )
         try:
-            if fields.pop("xxh3") != _checksum(fields):
+            if told.pop("xxh3") != _checksum(told):
                 raise CheckpointError(f"the checksum of {MANIFEST} differs")
-            return cls._from_json(fields)
+            return cls._from_json(told)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(f"{MANIFEST} lacks or garbles a field ({error})") from None
 
@@ -142,12 +155,33 @@ class Manifest:
         return cls(**fields | {"files": files, "parts": tuple(fields["parts"])})
 
 
+def _plain(entry: FileEntry) -> dict[str, Any]:
+    slices = [vars(piece) if piece.xxh3 else _without(vars(piece), "xxh3") for piece in entry.slices]
+    return {**vars(entry), "slices": slices}
+
+
+def _without(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in fields.items() if key != name}
+
+
+def _text(told: Mapping[str, Any]) -> str:
+    """JSON for people too: a line for each field, file and slice, however many slices there are."""
+    encode = json.JSONEncoder().encode
+    files = []
+    for entry in told["files"]:
+        slices = ",\n    ".join(map(encode, entry["slices"]))
+        files.append(f'{encode(_without(entry, "slices"))[:-1]}, "slices": [\n    {slices}]}}')
+    lines = [f'"{key}": {encode(value)}' for key, value in told.items() if key != "files"]
+    lines.append('"files": [\n  ' + ",\n  ".join(files) + "]")
+    return "{\n " + ",\n ".join(lines) + "\n}"
+
+
 def _file_entry(fields: dict[str, Any]) -> FileEntry:
     name = fields["name"]
     if name != Path(name).name or name in ("", ".", "..", MANIFEST):
         raise ValueError(f"{name!r} is no file name")
     slices = tuple(_slice(item) for item in fields.pop("slices"))
-    return FileEntry(**fields | {"slices": slices})
+    return FileEntry(**fields | {"slices": slices, "blocks": tuple(fields.get("blocks", ()))})
 
 
 def _slice(fields: dict[str, Any]) -> Slice:

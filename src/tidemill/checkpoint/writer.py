@@ -42,13 +42,15 @@ class _Job:
 
 
 class Writer:
-    """At most one save in flight. `commit(staged, advance)` writes; `after(step)` runs once it is durable."""
+    """At most one save in flight. `commit(staged, advance)` writes it; once it is durable, `export(staged, advance)`
+    may read the snapshots again, and then, when they are let go of, `after(step)` runs."""
 
     def __init__(
         self,
         *,
         commit: Callable[[Staged, Callable[[int], None]], Path],
-        after: Callable[[int], None],
+        export: Callable[[Staged, Callable[[int], None]], None] = lambda staged, advance: None,
+        after: Callable[[int], object],
         background: bool,
         stop_on_failure: bool,
         patience: float,
@@ -56,6 +58,7 @@ class Writer:
     ) -> None:
         """`patience` is how many seconds a save may make no progress before a wait for it is given up."""
         self._commit = commit
+        self._export = export
         self._after = after
         self._background = background
         self._stop = stop_on_failure
@@ -160,7 +163,29 @@ class Writer:
             if not isinstance(error, Exception) and not self._background:
                 raise
         else:
-            self._tidy(staged)
+            try:
+                self._export_beside(job)
+            finally:
+                self._tidy(staged)
+
+    def export(self, staged: Staged) -> None:
+        """Export `staged`, which is durable already, at once; it stays the caller's. Raises CheckpointError when its
+        failure must stop the run."""
+        self._export_beside(_Job(staged, must=False))
+        self.surface()
+
+    def _export_beside(self, job: _Job) -> None:
+        """What fails here costs the checkpoint nothing: it is durable."""
+        try:
+            self._export(job.staged, job.advance)
+        except Exception as error:
+            text = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
+            text = f"step {job.staged.step} is saved, but not exported: {text}"
+            if self._stop and not job.abandoned:
+                self._failure = CheckpointError(text)
+                self._failure.__cause__ = error
+                return
+            self._emit(Notice(text=text, level="warning"))
 
     def _let_go(self, staged: Staged) -> str:
         """Release the snapshots. Says what could not be released, which changes nothing of what became of the save."""

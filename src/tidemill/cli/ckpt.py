@@ -19,7 +19,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from tidemill.checkpoint.catalog import Entry, entries, newest, problems_of
 from tidemill.checkpoint.export import export_model
 from tidemill.checkpoint.manifest import MANIFEST, Manifest
-from tidemill.checkpoint.retention import reasons_to_keep
+from tidemill.checkpoint.retention import RetentionRule
 from tidemill.checkpoint.stored import StoredCheckpoint, weights_of
 from tidemill.cli.streams import tell
 from tidemill.contracts.events import Event
@@ -187,9 +187,8 @@ def _manifest(entry: Entry) -> Manifest | None:
 def _kept(manifests: list[Manifest]) -> dict[int, str]:
     if not manifests:
         return {}
-    rule = max(manifests, key=lambda manifest: manifest.step).retention
-    steps = [manifest.step for manifest in manifests]
-    return reasons_to_keep(steps, keep_last=rule.get("keep_last", 0), keep_every=rule.get("keep_every", 0))
+    rule = RetentionRule.from_json(max(manifests, key=lambda manifest: manifest.step).retention)
+    return rule.reasons([manifest.step for manifest in manifests], {})
 
 
 def _problem(entry: Entry, advance: Callable[[int], None]) -> str:

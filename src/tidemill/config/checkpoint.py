@@ -18,14 +18,21 @@ class CheckpointSettings(Settings):
 
     every: Interval = 50
     """Save every so many steps; 0 saves only at the end and when the run is stopped."""
+    at_epoch_end: bool = False
+    """Save where an epoch of the prompts, or of the demonstrations of a warm-up, ends, too. A step that reaches over
+    the end is the one that is saved."""
     mode: Literal["async", "sync"] = "async"
     """`async` writes while the run goes on, `sync` waits until the save is durable."""
     keep_last: Annotated[int, Field(ge=1)] = 2
     """How many of the newest checkpoints to keep; at least one is always kept."""
     keep_every: Interval = 0
     """Keep every checkpoint whose step is a multiple of this for good; 0 keeps only the newest."""
+    keep_best: str = ""
+    """Keep the best checkpoint, too, by a number in metrics.jsonl that was recorded with its weights, for example
+    `"eval/reward"`: the greatest is best, `"-eval/tokens_mean"` takes the smallest. Empty keeps none for it."""
     on_failure: Literal["stop", "continue"] = "stop"
-    """Whether a save that failed (a full disk, say) ends the run or is reported and tried again at the next."""
+    """Whether a save or an export that failed (a full disk, say) ends the run or is reported and tried again at the
+    next."""
     grace: Seconds = 60.0
     """Longest wait for a save in flight when a signal stops the run."""
     walk_back: bool = True
@@ -35,5 +42,11 @@ class CheckpointSettings(Settings):
     tokenizer, data, algorithm, warm_up, seed."""
     export: bool = True
     """Write a folder that `transformers` loads at the end of the run."""
+    export_every: Interval = 0
+    """Write such a folder beside the saves of the steps that are multiples of this, too, so it must be a multiple of
+    `every`; 0 writes none. They are kept for good."""
     export_dtype: Precision = "auto"
     """Precision of the exported weights; `auto` is that of the base model."""
+    trial: bool = True
+    """Before the first step write a save and an export in small, read them back and remove them, so that what cannot be
+    saved or exported is found then."""

@@ -4,14 +4,13 @@ A rule looks at values only, never at the disk, and yields what contradicts it. 
 `TRAINING_RULES` for a run that trains.
 """
 
-import difflib
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic_core import PydanticCustomError
 
-from tidemill.config.checkpoint import BOUND_TO
+from tidemill.config.checkpoint_rules import CHECKPOINT_RULES
 from tidemill.config.findings import Finding, Rule
 from tidemill.config.recorder import WandbSettings
 from tidemill.config.registry import sinks
@@ -173,26 +172,6 @@ def a_replay_is_not_written_over(config: RunConfig) -> Iterator[Finding]:
         )
 
 
-def kept_checkpoints_are_saved_ones(config: RunConfig) -> Iterator[Finding]:
-    """`keep_every` picks among the steps that are saved."""
-    every, keep = config.checkpoint.every, config.checkpoint.keep_every
-    if keep and (every == 0 or keep % every):
-        yield Finding(
-            ("checkpoint.keep_every", "checkpoint.every"),
-            f"not every multiple of it is saved with checkpoint.every = {every}; make it a multiple of that, or 0",
-        )
-
-
-def accepted_changes_are_known(config: RunConfig) -> Iterator[Finding]:
-    """A name that stands for nothing would accept nothing."""
-    for name in config.checkpoint.accept:
-        if name in BOUND_TO:
-            continue
-        close = difflib.get_close_matches(name.lower(), BOUND_TO, n=1)
-        meant = f'did you mean "{close[0]}"?' if close else f"the names are {', '.join(BOUND_TO)}"
-        yield Finding(("checkpoint.accept",), f'"{name}" is nothing that a checkpoint is bound to; {meant}')
-
-
 def a_constant_rate_has_no_end(config: RunConfig) -> Iterator[Finding]:
     """An option that would do nothing is refused."""
     schedules = {"trainer.schedule": config.trainer.schedule, "warm_up.schedule": config.warm_up.schedule}
@@ -252,8 +231,7 @@ TRAINING_RULES: tuple[Rule, ...] = (
     greedy_evaluation_asks_once,
     a_replay_needs_no_engine,
     a_replay_is_not_written_over,
-    kept_checkpoints_are_saved_ones,
-    accepted_changes_are_known,
+    *CHECKPOINT_RULES,
     a_constant_rate_has_no_end,
     *RESIDENCY_RULES,
     the_run_folder_is_not_in_the_model,
