@@ -14,7 +14,7 @@ from tests.checkpoint.pieces import shards_of
 
 from tidemill.checkpoint.manager import CheckpointManager
 from tidemill.checkpoint.shard import LocalShard
-from tidemill.contracts.checkpoint import Saved, Shard, Snapshot, TensorBytes, TensorPlace
+from tidemill.contracts.checkpoint import Saved, Shard, Snapshot, TensorBytes, TensorPlace, WrittenFile
 from tidemill.contracts.events import CheckpointEvent, Event, Notice
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.residency import Moved
@@ -51,7 +51,7 @@ class FakeRemote:
         self.shard = shard
         self.specs = shard.specs
 
-    def write(self, path: Path, advance: Callable[[int], None], *, last: bool = False) -> Mapping[str, str]:
+    def write(self, path: Path, advance: Callable[[int], None], *, last: bool = False) -> WrittenFile:
         """See Shard."""
         self.worker.fault(path, advance)
         return self.shard.write(path, advance, last=last)

@@ -3,11 +3,14 @@
 import itertools
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 
+from tidemill.checkpoint.manifest import MANIFEST, Manifest
+from tidemill.checkpoint.safetensors_file import checksum
 from tidemill.checkpoint.shard import LocalShard
 from tidemill.contracts.checkpoint import TensorBytes
 
@@ -33,6 +36,17 @@ def in_rows(array: Array, ranks: int) -> list[TensorBytes]:
     bounds = [(min(rank * chunk, len(array)), min((rank + 1) * chunk, len(array))) for rank in range(ranks)]
     rest = array.shape[1:]
     return [piece(array, (first, *(0 for _ in rest)), (end - first, *rest)) for first, end in bounds]
+
+
+def sums_of_pieces(checkpoint: Path) -> dict[str, str]:
+    """Checksum of each piece in a checkpoint's files, by the name of its tensor and where it lies in that."""
+    found: dict[str, str] = {}
+    for entry in Manifest.read(checkpoint / MANIFEST).files:
+        data = (checkpoint / entry.name).read_bytes()
+        sums = {f"{one.name} at {list(one.offset)}": checksum(data[one.begin : one.end]) for one in entry.slices}
+        assert not found.keys() & sums.keys()
+        found |= sums
+    return found
 
 
 def shards_of(arrays: dict[str, Array], ranks: int) -> list[LocalShard]:

@@ -1,7 +1,8 @@
 import os
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tidemill.checkpoint.commit import Committer
 from tidemill.checkpoint.shard import LocalShard
 from tidemill.checkpoint.staged import stage
 from tidemill.checkpoint.stored import read_checkpoint
-from tidemill.contracts.checkpoint import Snapshot, TensorBytes
+from tidemill.contracts.checkpoint import Snapshot, TensorBytes, WrittenFile
 from tidemill.contracts.state import Cursor, RunState
 from tidemill.errors import CheckpointError
 from tidemill.faults import armed, passed
@@ -211,27 +212,32 @@ def test_what_advance_raises_ends_every_shard(tmp_path: Path) -> None:
 class Odd(LocalShard):
     """A shard that does something else than it says."""
 
-    def __init__(self, shard: LocalShard, write: Callable[[Path, LocalShard], Mapping[str, str]]) -> None:
+    def __init__(self, shard: LocalShard, write: Callable[[Path, LocalShard], WrittenFile]) -> None:
         super().__init__(shard._tensors)
         self._shard, self._write = shard, write
 
-    def write(self, path: Path, advance: Callable[[int], None], *, last: bool = False) -> Mapping[str, str]:
+    def write(self, path: Path, advance: Callable[[int], None], *, last: bool = False) -> WrittenFile:
         return self._write(path, self._shard)
 
 
-def elsewhere(path: Path, shard: LocalShard) -> Mapping[str, str]:
+def elsewhere(path: Path, shard: LocalShard) -> WrittenFile:
     (path.parents[2] / "elsewhere").mkdir(exist_ok=True)
     return shard.write(path.parents[2] / "elsewhere" / path.name, nothing)
 
 
-def cut_short(path: Path, shard: LocalShard) -> Mapping[str, str]:
+def cut_short(path: Path, shard: LocalShard) -> WrittenFile:
     sums = shard.write(path, nothing)
     os.truncate(path, 4100)
     return sums
 
 
-def of_other_tensors(path: Path, shard: LocalShard) -> Mapping[str, str]:
-    return {**shard.write(path, nothing), "model/v": "0"}
+def of_other_tensors(path: Path, shard: LocalShard) -> WrittenFile:
+    renamed = LocalShard({name.replace("w", "v"): tensor for name, tensor in shard._tensors.items()})
+    return renamed.write(path, nothing)
+
+
+def of_fewer_blocks(path: Path, shard: LocalShard) -> WrittenFile:
+    return replace(shard.write(path, nothing), blocks=())
 
 
 @pytest.mark.parametrize(
@@ -240,10 +246,11 @@ def of_other_tensors(path: Path, shard: LocalShard) -> Mapping[str, str]:
         (elsewhere, "was written, but .* does not hold it here: .* every host of the run shares"),
         (cut_short, r"was written, but has 4100 of \d+ bytes here"),
         (of_other_tensors, "was written with other tensors"),
+        (of_fewer_blocks, "was written with other tensors"),
     ],
 )
 def test_a_shard_that_is_not_here_as_it_should_be_is_never_committed(
-    tmp_path: Path, write: Callable[[Path, LocalShard], Mapping[str, str]], said: str
+    tmp_path: Path, write: Callable[[Path, LocalShard], WrittenFile], said: str
 ) -> None:
     good = in_ranks()["trainer"].shards
     shards = [good[0], Odd(good[1], write), good[2]]  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ MANIFEST = Manifest(
     attempt=2,
     parts=("recorder", "trainer"),
     files=(
-        FileEntry("t.safetensors", "trainer", 4104, "", (Slice("w", "F32", (2,), (0,), (2,), 4096, 4104, "ab"),)),
+        FileEntry("t.safetensors", "trainer", 4104, "", (Slice("w", "F32", (2,), (0,), (2,), 4096, 4104),), ("ab",)),
         FileEntry("state.json", "", 10, "cd", ()),
     ),
     identity={"model": "ünï"},
@@ -72,7 +72,7 @@ def test_the_first_format_stays_readable(tmp_path: Path) -> None:
     )
     first = Manifest(
         step=1, attempt=1, parts=(), files=(), identity={}, settings={}, retention={}, versions={}, time=0.0,
-        release="0.1.0",
+        release="0.1.0", format=1,
     )  # fmt: skip
     known = json.loads(first.to_bytes())["xxh3"]
     assert Manifest.read(write(tmp_path, fields.replace("8c6a2fe2d1a8e4a8", known).encode())) == first

@@ -3,6 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tidemill.checkpoint.blocks import BLOCK_BYTES
 from tidemill.checkpoint.safetensors_file import TensorFile, checksum
 from tidemill.checkpoint.shard import LocalShard, write_shard
 from tidemill.contracts.checkpoint import Shard, TensorBytes, TensorSpec
@@ -21,20 +22,23 @@ def test_a_shard_is_a_file_of_its_pieces_in_their_own_shapes(tmp_path: Path) -> 
     shard: Shard = LocalShard({"w": piece(rows, (7, 0)), "none": piece(rows[:0], (10, 0))})
     assert shard.specs["w"] == TensorSpec(dtype="F32", shape=(3, 4), whole=(10, 4), offset=(7, 0))
     seen: list[int] = []
-    sums = shard.write(tmp_path / "a", seen.append)
+    blocks = shard.write(tmp_path / "a", seen.append).blocks
     held = TensorFile(tmp_path / "a").tensors()
     assert bytes(held["w"].data) == rows.tobytes() and held["none"].shape == (0, 4)
-    assert sums == {"w": checksum(rows.tobytes()), "none": checksum(b"")} and sum(seen) == rows.nbytes
+    whole = (tmp_path / "a").read_bytes()
+    assert blocks == (checksum(whole),) and sum(seen) == len(whole)
 
 
 def test_each_piece_is_told_of_when_it_is_read_no_more_if_this_was_the_last_file(tmp_path: Path) -> None:
-    rows, told = np.zeros((2, 4), dtype=np.float32), list[str]()
-    shard = LocalShard({name: piece(rows, (0, 0)) for name in "ab"}, told.append)
+    rows, told = np.zeros((1, BLOCK_BYTES // 4), dtype=np.float32), list[str]()
+    shard = LocalShard(
+        {name: piece(rows[:, :size], (0, 0)) for name, size in {"a": 8, "b": None, "c": 0}.items()}, told.append
+    )
     shard.write(tmp_path / "a", lambda count: None)
     assert told == []
     seen: list[list[str]] = []
     shard.write(tmp_path / "b", lambda count: seen.append(list(told)), last=True)
-    assert (seen, told) == ([[], ["a"]], ["a", "b"])
+    assert (seen, told) == ([[], ["a"]], ["a", "b", "c"])
 
 
 def test_its_fault_points_are_those_of_a_checkpoint_unless_named(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tidemill.checkpoint.manifest import Manifest
+from tidemill.checkpoint.safetensors_file import checksum
 from tidemill.checkpoint.stored import BrokenCheckpointError, read_checkpoint, weights_of
 from tidemill.errors import CheckpointError
 
@@ -24,7 +25,7 @@ def test_all_that_was_saved_is_read(saved: Path) -> None:
     assert stored.state.step == 2 and stored.manifest.settings == {"model": "folder"}
     assert set(stored.parts) == {"trainer", "recorder", "random"}
     assert stored.parts["recorder"].extra == {"lines": [1, 2]}
-    assert sum(seen) == sum(t.data.nbytes for t in stored.parts["trainer"].tensors.values())
+    assert sum(seen) == next(saved.glob("trainer-*")).stat().st_size
 
 
 def test_weights_are_those_of_the_model_under_their_own_names(saved: Path) -> None:
@@ -36,8 +37,6 @@ def test_every_flipped_byte_of_every_file_is_noticed(saved: Path) -> None:
         data = path.read_bytes()
         for place in [*range(0, len(data), max(1, len(data) // 40)), len(data) - 1]:
             path.write_bytes(data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :])
-            if path.name.endswith("safetensors") and 300 < place < 4096:
-                continue  # spaces that pad the header: the flip makes them another blank, or is noticed
             with pytest.raises((BrokenCheckpointError, CheckpointError)):
                 read_checkpoint(saved, step=2)
         path.write_bytes(data)
@@ -127,6 +126,7 @@ def test_pieces_that_disagree_are_broken_and_named(in_ranks: Path, change: dict[
         data = path.read_bytes()
         at = data.index(b'"model/w":{"dtype":"F32"')
         path.write_bytes(data[:at] + data[at:].replace(b"F32", b"I32", 1))
+        entry = replace(entry, blocks=(checksum(path.read_bytes()),))
     files = (manifest.files[0], replace(entry, slices=slices), *manifest.files[2:])
     (in_ranks / "manifest.json").write_bytes(replace(manifest, files=files).to_bytes())
     with pytest.raises(BrokenCheckpointError, match=f"model/w.*{said}"):

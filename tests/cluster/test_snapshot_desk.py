@@ -29,12 +29,12 @@ def piece(mebibytes: int = 1) -> TensorBytes:
 
 
 class DeskService:
-    """A desk with one snapshot, number 0, of 24 MiB, which is three pieces of a file; and a call that takes a while."""
+    """A desk with one snapshot, number 0, of 40 MiB, which is three blocks of a file; and a call that takes a while."""
 
     def __init__(self, place: Place, emit: Emit) -> None:
         self.desk = SnapshotDesk()
         self.releases = 0
-        self.desk.hold(0, Snapshot(tensors={"w": piece(24)}, release=self._release))
+        self.desk.hold(0, Snapshot(tensors={"w": piece(40)}, release=self._release))
         self.write_shard, self.shard_state = self.desk.write, self.desk.state
         self.place_shard, self.compare_shard = self.desk.place, self.desk.compare
         self.abandon_shard, self.release_snapshot = self.desk.abandon, self.desk.release
@@ -58,7 +58,7 @@ class Desks:
     def __call__(self, faults: str = "") -> Shard:
         self.groups.append(SpawnedGroup("trainer", 1, fault_text=faults))
         self.group.build(DeskService, meet=False)
-        return RemoteShard(self.group, worker=0, token=0, specs={"w": piece(24).spec}, deadline=10.0)
+        return RemoteShard(self.group, worker=0, token=0, specs={"w": piece(40).spec}, deadline=10.0)
 
     @property
     def group(self) -> SpawnedGroup:
@@ -84,11 +84,12 @@ def settled(desk: SnapshotDesk, token: int) -> Any:
 
 def test_a_shard_is_written_by_the_worker_and_told_of_as_it_grows(desks: Desks, tmp_path: Path) -> None:
     shard, told, path = desks(), [], tmp_path / "a.safetensors"
-    sums = shard.write(path, told.append)
+    blocks = shard.write(path, told.append).blocks
     held = TensorFile(path).tensors()["w"]
-    assert bytes(held.data) == bytes(piece(24).data)
-    assert sums == {"w": checksum(held.data)}
-    assert sum(told) == 24 * MIB
+    assert bytes(held.data) == bytes(piece(40).data)
+    whole = path.read_bytes()
+    assert blocks == (checksum(whole[: 16 * MIB]), checksum(whole[16 * MIB : 32 * MIB]), checksum(whole[32 * MIB :]))
+    assert sum(told) == len(whole) == 40 * MIB + 4096
 
 
 def test_a_shard_is_written_beside_the_call_under_way(desks: Desks, tmp_path: Path) -> None:
@@ -189,7 +190,7 @@ def test_two_files_of_one_snapshot_come_one_after_the_other(tmp_path: Path) -> N
             desk.write(7, tmp_path / "b", False, ["w"])
         assert settled(desk, 7).failure is None
     desk.write(7, tmp_path / "b", False, ["w"])
-    assert settled(desk, 7).value == {"w": checksum(piece().data)}
+    assert settled(desk, 7).value.blocks == (checksum((tmp_path / "b").read_bytes()),)
 
 
 def test_pieces_of_the_last_file_are_let_go_of_as_they_are_written_and_those_of_others_are_not(tmp_path: Path) -> None:
@@ -250,26 +251,26 @@ def test_a_writer_that_is_ended_by_more_than_an_error_says_so_and_lets_go(
 
 def place_of(path: Path) -> dict[str, TensorPlace]:
     """Of the whole, of which the piece is the first half."""
-    return {"w": TensorPlace(path=path, begin=8, dtype="I64", shape=piece(24).spec.whole)}
+    return {"w": TensorPlace(path=path, begin=8, dtype="I64", shape=piece(40).spec.whole)}
 
 
 def test_a_shards_pieces_are_placed_in_a_file_and_compared_by_the_worker(desks: Desks, tmp_path: Path) -> None:
     shard, told, path = desks(), list[int](), tmp_path / "a"
-    path.write_bytes(bytes(8 + 48 * MIB))
-    assert shard.place(place_of(path), told.append) == sum(told) == 24 * MIB
-    assert path.read_bytes() == bytes(8) + bytes(piece(24).data) + bytes(24 * MIB)
+    path.write_bytes(bytes(8 + 80 * MIB))
+    assert shard.place(place_of(path), told.append) == sum(told) == 40 * MIB
+    assert path.read_bytes() == bytes(8) + bytes(piece(40).data) + bytes(40 * MIB)
     assert shard.differing(place_of(path), told.append) == ""
     with path.open("r+b") as file:
         file.seek(8 + 5 * MIB)
         file.write(b"\xff" * 8)
     assert shard.differing(place_of(path), told.append) == "w"
-    assert shard.some([]).specs == {} and shard.some(["w"]).write(tmp_path / "b", told.append).keys() == {"w"}
+    assert shard.some([]).specs == {} and len(shard.some(["w"]).write(tmp_path / "b", told.append).blocks) == 3
     with pytest.raises(FileNotFoundError, match="trainer-0"):
         shard.place(place_of(tmp_path / "gone"), told.append)
 
 
 def test_a_worker_that_dies_while_it_places_its_pieces_is_named(desks: Desks, tmp_path: Path) -> None:
     shard, path = desks("trainer-0/export.write=kill@2"), tmp_path / "a"
-    path.write_bytes(bytes(8 + 48 * MIB))
+    path.write_bytes(bytes(8 + 80 * MIB))
     with pytest.raises(WorkerError, match="trainer-0 died"):
         shard.place(place_of(path), lambda count: None)

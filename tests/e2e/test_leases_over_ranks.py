@@ -1,6 +1,5 @@
 """Lease, arena and parking with two trainer ranks and an engine in a process of its own: the whole life cycle."""
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.checkpoint.pieces import sums_of_pieces
 from tests.residency.real_run import (
     SPAWNED,
     Watching,
@@ -117,9 +117,7 @@ def test_a_run_of_ranks_resumed_from_what_was_saved_asleep_ends_with_the_bits_of
 
 def optimizer_of(base: Path) -> dict[str, str]:
     """Checksum of each piece of the moments in the last checkpoint."""
-    manifest = json.loads((base / "run" / "checkpoints" / f"step-{STEPS:08d}" / "manifest.json").read_text())
-    pieces = [piece for file in manifest["files"] for piece in file.get("slices", [])]
-    found = {f"{piece['name']} at {piece['offset']}": piece["xxh3"] for piece in pieces}
+    found = sums_of_pieces(base / "run" / "checkpoints" / f"step-{STEPS:08d}")
     assert any(name.startswith("optimizer/") for name in found)
     return found
 

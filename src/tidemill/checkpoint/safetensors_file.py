@@ -1,25 +1,31 @@
-"""Plain safetensors files, written as a stream and mapped when read: no torch, no pickle, no copy of the whole.
+"""Plain safetensors files, written by several threads and mapped when read: no torch, no pickle, no copy of the whole.
 
-Every tensor gets a checksum (xxh3, 64 bits, 16 hexadecimal digits) of its bytes while it is written. The checksums are
+Every block of the file gets a checksum (xxh3, 64 bits, 16 hexadecimal digits) while it is written. The checksums are
 the caller's to keep. What is written is durable when `write_tensors` returns, save for its name in the folder.
 """
 
+import itertools
 import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import xxhash
 
-from tidemill.checkpoint.durable import sync, write_all
+from tidemill.checkpoint.blocks import BLOCK_BYTES, CHUNK_BYTES, Buffers, block_range, fill, flat
+from tidemill.checkpoint.direct_file import ALIGNMENT, DirectFile
 from tidemill.checkpoint.safetensors_header import Header, Slot, header_size, lay_out, pack_header, parse_header
-from tidemill.contracts.checkpoint import HeldTensor, TensorBytes
+from tidemill.contracts.checkpoint import HeldTensor, TensorBytes, WrittenFile
 from tidemill.errors import CheckpointError
 from tidemill.faults import point
+from tidemill.lanes import in_order
 
-__all__ = ["TensorFile", "checksum", "file_size", "flat", "slots_of", "write_tensors"]
+__all__ = ["TensorFile", "checksum", "file_size", "flat", "read_header", "slots_of", "write_tensors"]
 
-CHUNK = 8 << 20
+_HASHED = 8 << 20  # bytes hashed at once
 
 
 def slots_of(tensors: Mapping[str, HeldTensor]) -> tuple[Slot, ...]:
@@ -40,16 +46,11 @@ def file_size(slots: tuple[Slot, ...], metadata: Mapping[str, str] | None = None
     return len(pack_header(slots, metadata or {})) + (slots[-1].end if slots else 0)
 
 
-def flat(data: memoryview) -> memoryview:
-    """The bytes of a contiguous view; memoryview itself refuses to cast a view of zero elements."""
-    return data.cast("B") if data.nbytes else memoryview(b"")
-
-
 def checksum(data: memoryview | bytes, advance: Callable[[int], None] = lambda count: None) -> str:
     """xxh3 of the bytes; `advance` is told how many were read, piece by piece, and may raise to stop."""
     digest, view = xxhash.xxh3_64(), flat(memoryview(data))
-    for start in range(0, len(view), CHUNK):
-        piece = view[start : start + CHUNK]
+    for start in range(0, len(view), _HASHED):
+        piece = view[start : start + _HASHED]
         digest.update(piece)
         advance(len(piece))
     return digest.hexdigest()
@@ -64,41 +65,137 @@ def write_tensors(
     faults: str,
     advance: Callable[[int], None],
     written: Callable[[str], None] = lambda name: None,
-) -> dict[str, str]:
-    """Create and fsync `path`, asking for each tensor's bytes once, in the order of `slots`; checksums by name.
+) -> WrittenFile:
+    """Create and fsync `path`, asking for each tensor's bytes once, in the order of `slots`.
 
     A tensor's bytes may come in pieces. `faults` is the prefix of the fault points passed; `advance` is told of bytes
-    written and may raise to stop; `written` of each tensor when its bytes are read no more.
+    written and may raise to stop; `written` of each tensor when its bytes are read no more. All of these are called
+    by the caller's thread, in the order of the file, while others copy, hash and write. Raises OSError, and
+    CheckpointError when a tensor has other bytes than its slot; nothing writes to `path` any more then.
     """
+    header = pack_header(slots, metadata)
+    size = len(header) + (slots[-1].end if slots else 0)
+    reached = _Reached(slots, len(header), written)
+    sums: list[str] = []
+
+    def taken(found: str) -> None:
+        sums.append(found)
+        begin, end = block_range(len(sums) - 1, size)
+        advance(end - begin)
+        reached.tell(end)
+
     point(f"{faults}.open")
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    file = DirectFile(path, size)
     try:
-        point(f"{faults}.write")
-        write_all(descriptor, pack_header(slots, metadata))
-        sums = {}
-        for slot in slots:
-            sums[slot.name] = _write_one(descriptor, pieces_of(slot.name), faults, advance)
-            written(slot.name)
-        sync(descriptor, fault=f"{faults}.fsync-file")
+        buffers = Buffers(min(size, CHUNK_BYTES))
+        chunks = _chunks(chain((memoryview(header),), _all_pieces(slots, pieces_of)))
+        in_order(_jobs(file, chunks, buffers, faults), taken)
+        file.finish(f"{faults}.fsync-file")
     finally:
-        os.close(descriptor)
-    return sums
+        file.close()
+    return WrittenFile(blocks=tuple(sums), direct=file.direct)
 
 
-def _write_one(descriptor: int, pieces: Iterable[memoryview], faults: str, advance: Callable[[int], None]) -> str:
-    digest = xxhash.xxh3_64()
-    for chunk in _chunks(pieces):
+class _Reached:
+    """Tells of each tensor once all of it is written, in the order of the file."""
+
+    def __init__(self, slots: tuple[Slot, ...], data_start: int, written: Callable[[str], None]) -> None:
+        self._left = iter(slots)
+        self._next = next(self._left, None)
+        self._start = data_start
+        self._written = written
+
+    def tell(self, end: int) -> None:
+        """All bytes before `end` are written."""
+        while self._next is not None and self._start + self._next.end <= end:
+            self._written(self._next.name)
+            self._next = next(self._left, None)
+
+
+def _jobs(
+    file: DirectFile, chunks: Iterator[list[memoryview]], buffers: Buffers, faults: str
+) -> Iterator[Callable[[], str]]:
+    """One for each block."""
+    each = BLOCK_BYTES // CHUNK_BYTES
+    for start in itertools.count(0, BLOCK_BYTES):
+        block = list(itertools.islice(chunks, each))
+        if not block:
+            return
         point(f"{faults}.write")
-        write_all(descriptor, chunk)
-        digest.update(chunk)
-        advance(len(chunk))
+        yield partial(_write_block, file, start, block, buffers)
+
+
+def _write_block(file: DirectFile, start: int, chunks: list[list[memoryview]], buffers: Buffers) -> str:
+    digest = xxhash.xxh3_64()
+    with buffers.one() as buffer:
+        for views in chunks:
+            data = views[0] if len(views) == 1 and _as_it_lies(views[0]) else _gathered(buffer, views)
+            file.write(start, data)
+            count = sum(map(len, views))
+            digest.update(data[:count])
+            start += count
     return digest.hexdigest()
 
 
-def _chunks(pieces: Iterable[memoryview]) -> Iterator[memoryview]:
-    for piece in map(flat, pieces):
-        for start in range(0, len(piece), CHUNK):
-            yield piece[start : start + CHUNK]
+def _as_it_lies(view: memoryview) -> bool:
+    """Whether it can be written past the page cache without being moved: so it is with what fills whole pages."""
+    address: int = np.frombuffer(view, dtype=np.uint8).ctypes.data
+    return address % ALIGNMENT == 0 and len(view) % ALIGNMENT == 0
+
+
+def _gathered(buffer: memoryview, views: list[memoryview]) -> memoryview:
+    """One behind the other, and zeros to the next multiple of what is written."""
+    count = fill(buffer, views)
+    padded = -(-count // ALIGNMENT) * ALIGNMENT
+    buffer[count:padded] = bytes(padded - count)
+    return buffer[:padded]
+
+
+def _all_pieces(slots: tuple[Slot, ...], pieces_of: Callable[[str], Iterable[memoryview]]) -> Iterator[memoryview]:
+    for slot in slots:
+        left = slot.end - slot.begin
+        for piece in pieces_of(slot.name):
+            view = flat(piece)
+            left -= len(view)
+            yield view
+        if left:
+            raise CheckpointError(
+                f"tensor {slot.name!r} gave {-left:+d} bytes beside the {slot.end - slot.begin} it has"
+            )
+
+
+def _chunks(views: Iterable[memoryview]) -> Iterator[list[memoryview]]:
+    """The same bytes, cut where a chunk is full: what each holds, the last one being shorter."""
+    held, room = list[memoryview](), CHUNK_BYTES
+    for view in views:
+        while len(view) >= room:
+            held.append(view[:room])
+            view = view[room:]
+            yield held
+            held, room = [], CHUNK_BYTES
+        if len(view):
+            held.append(view)
+            room -= len(view)
+    if held:
+        yield held
+
+
+def read_header(path: Path) -> Header:
+    """The header of `path`, checked. Raises CheckpointError that says what is wrong, OSError for no access."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return _header(descriptor, path)
+    finally:
+        os.close(descriptor)
+
+
+def _header(descriptor: int, path: Path) -> Header:
+    size = os.fstat(descriptor).st_size
+    try:
+        wanted = header_size(os.pread(descriptor, 8, 0), size)
+        return parse_header(os.pread(descriptor, wanted, 8), size)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path.name} {error}") from None
 
 
 class TensorFile:
@@ -109,13 +206,8 @@ class TensorFile:
         self.path = path
         descriptor = os.open(path, os.O_RDONLY)
         try:
-            size = os.fstat(descriptor).st_size
-            try:
-                wanted = header_size(os.pread(descriptor, 8, 0), size)
-                self.header: Header = parse_header(os.pread(descriptor, wanted, 8), size)
-            except CheckpointError as error:
-                raise CheckpointError(f"{path.name} {error}") from None
-            self._view = memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ))
+            self.header = _header(descriptor, path)
+            self._view = memoryview(mmap.mmap(descriptor, self.header.file_bytes, access=mmap.ACCESS_READ))
         finally:
             os.close(descriptor)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tidemill.checkpoint.placing import first_difference, place_pieces
 from tidemill.checkpoint.safetensors_file import slots_of, write_tensors
-from tidemill.contracts.checkpoint import HeldTensor, Shard, TensorPlace, TensorSpec
+from tidemill.contracts.checkpoint import HeldTensor, Shard, TensorPlace, TensorSpec, WrittenFile
 
 __all__ = ["LocalShard", "write_shard"]
 
@@ -20,8 +20,8 @@ def write_shard(
     advance: Callable[[int], None],
     faults: str = "checkpoint",
     written: Callable[[str], None] = _nobody,
-) -> dict[str, str]:
-    """Create and fsync the safetensors file `path` of pieces in their own shapes; the checksum of each by name.
+) -> WrittenFile:
+    """Create and fsync the safetensors file `path` of pieces in their own shapes.
 
     The layout depends on names, dtypes and shapes alone, so that whoever knows those knows it too. `advance` is told
     of bytes written and may raise to stop; `written` of each piece that is read no more; `faults` is the prefix of the
@@ -52,7 +52,7 @@ class LocalShard:
         slots_of(self._tensors)
         return {name: tensor.spec for name, tensor in self._tensors.items()}
 
-    def write(self, path: Path, advance: Callable[[int], None], *, last: bool = False) -> Mapping[str, str]:
+    def write(self, path: Path, advance: Callable[[int], None], *, last: bool = False) -> WrittenFile:
         """See Shard."""
         return write_shard(path, self._tensors, advance, written=self._written if last else _nobody)
 

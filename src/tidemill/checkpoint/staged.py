@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from tidemill.checkpoint.cover import cover_problems
 from tidemill.checkpoint.manifest import FileEntry, Slice, shard_file
-from tidemill.checkpoint.safetensors_file import file_size
-from tidemill.checkpoint.safetensors_header import Slot, lay_out
+from tidemill.checkpoint.safetensors_header import Slot, lay_out, pack_header
 from tidemill.checkpoint.shard import LocalShard
 from tidemill.contracts.checkpoint import Shard, Snapshot, TensorSpec
 from tidemill.contracts.state import RunState
@@ -19,18 +18,26 @@ __all__ = ["Staged", "StagedFile", "release_after", "stage"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StagedFile:
-    """One shard of one part: what its file will be, known from the specs of its pieces alone."""
+    """One shard of one part: what its file will be, known from the specs of its pieces alone.
+
+    `header` is what it begins with, byte for byte.
+    """
 
     name: str
     part: str
     shard: Shard
     specs: Mapping[str, TensorSpec]
     slots: tuple[Slot, ...]
-    bytes: int
+    header: bytes
 
-    def entry(self, sums: Mapping[str, str]) -> FileEntry:
-        """The manifest's account of it, with the checksums of its pieces by name."""
-        start = self.bytes - (self.slots[-1].end if self.slots else 0)
+    @property
+    def bytes(self) -> int:
+        """Of the whole file."""
+        return len(self.header) + (self.slots[-1].end if self.slots else 0)
+
+    def entry(self, blocks: tuple[str, ...]) -> FileEntry:
+        """The manifest's account of it, with the checksums of its blocks."""
+        start = len(self.header)
         slices = tuple(
             Slice(
                 name=slot.name,
@@ -40,11 +47,10 @@ class StagedFile:
                 local_shape=slot.shape,
                 begin=start + slot.begin,
                 end=start + slot.end,
-                xxh3=sums[slot.name],
             )
             for slot in self.slots
         )
-        return FileEntry(self.name, self.part, self.bytes, "", slices)
+        return FileEntry(self.name, self.part, self.bytes, "", slices, blocks)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -108,4 +114,4 @@ def _file(part: str, index: int, count: int, shard: Shard) -> StagedFile:
     specs = shard.specs
     slots = lay_out({name: (spec.dtype, spec.shape) for name, spec in specs.items()})
     name = shard_file(part, index, count)
-    return StagedFile(name=name, part=part, shard=shard, specs=specs, slots=slots, bytes=file_size(slots))
+    return StagedFile(name=name, part=part, shard=shard, specs=specs, slots=slots, header=pack_header(slots, {}))

@@ -1,23 +1,21 @@
 """One checkpoint folder, read and checked in full: what restores, exports and verifications look through.
 
 Nothing of it is used before every size and every checksum in its manifest has been found true, and the pieces of
-every tensor have been found to make the whole. What is wrong is said
-of the files by name. A file that cannot be read for other reasons (permission, a failing disk) is an OSError: that
-says nothing about the checkpoint.
+every tensor have been found to make the whole. What is wrong is said of the files by name. A file that cannot be read
+for other reasons (permission, a failing disk) is an OSError: that says nothing about the checkpoint.
 """
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tidemill.checkpoint.cover import cover_problems
-from tidemill.checkpoint.manifest import MANIFEST, STATE, FileEntry, Manifest, Slice, shard_file
-from tidemill.checkpoint.safetensors_file import TensorFile, checksum
+from tidemill.checkpoint.manifest import FORMAT_OF_BLOCKS, MANIFEST, STATE, FileEntry, Manifest, Slice, shard_file
+from tidemill.checkpoint.safetensors_file import checksum
 from tidemill.checkpoint.stored_tensor import FilePiece, StoredTensor
-from tidemill.checkpoint.together import together
+from tidemill.checkpoint.verify import file_problems, size_problem
 from tidemill.contracts.checkpoint import Saved, SavedTensor
 from tidemill.contracts.state import RunState
 from tidemill.errors import CheckpointError
@@ -42,16 +40,16 @@ class StoredCheckpoint:
 
 
 def read_checkpoint(path: Path, *, step: int, advance: Callable[[int], None] = lambda count: None) -> StoredCheckpoint:
-    """The checkpoint in folder `path`, whose name says `step`; `advance` is told of bytes verified, from any thread.
+    """The checkpoint in folder `path`, whose name says `step`; `advance` is told of bytes verified.
 
-    Files are verified at the same time. Raises BrokenCheckpointError with everything that is wrong, NewerFormatError,
+    Several threads verify. Raises BrokenCheckpointError with everything that is wrong, NewerFormatError,
     and OSError.
     """
     manifest = _manifest(path, step)
     listed = {part: [entry for entry in manifest.files if entry.part == part] for part in manifest.parts}
     problems = [text for part, entries in listed.items() if (text := _missing(path, part, entries, manifest))]
     there = [entry for entries in listed.values() for entry in entries if (path / entry.name).exists()]
-    problems += filter(None, together([partial(_problem, path, entry) for entry in there], advance))
+    problems += file_problems(path, there, advance)
     state: dict[str, Any] = {}
     try:
         state = _read_state(path / STATE, manifest)
@@ -95,18 +93,12 @@ def _manifest(path: Path, step: int) -> Manifest:
     unknown = sorted({entry.part for entry in manifest.files if entry.name != STATE} - set(manifest.parts))
     if unknown:
         raise BrokenCheckpointError(f"{MANIFEST} has files of {', '.join(unknown)}, which is no part of it")
+    bare = [entry.name for entry in manifest.files if entry.name != STATE and not entry.blocks]
+    if bare and manifest.format >= FORMAT_OF_BLOCKS:
+        raise BrokenCheckpointError(f"{MANIFEST} has no checksums of {', '.join(bare)}")
     if manifest.step != step:
         raise BrokenCheckpointError(f"{MANIFEST} is that of step {manifest.step}")
     return manifest
-
-
-def _checked_size(path: Path, entry: FileEntry) -> None:
-    try:
-        size = path.stat().st_size
-    except FileNotFoundError:
-        raise BrokenCheckpointError(f"{entry.name} is missing") from None
-    if size != entry.bytes:
-        raise BrokenCheckpointError(f"{entry.name} has {size} of {entry.bytes} bytes")
 
 
 def _missing(path: Path, part: str, entries: Sequence[FileEntry], manifest: Manifest) -> str:
@@ -125,7 +117,8 @@ def _read_state(path: Path, manifest: Manifest) -> dict[str, Any]:
     entry = next((entry for entry in manifest.files if entry.name == STATE), None)
     if entry is None:
         raise BrokenCheckpointError(f"{MANIFEST} does not name {STATE}")
-    _checked_size(path, entry)
+    if wrong := size_problem(path, entry):
+        raise BrokenCheckpointError(wrong)
     data = path.read_bytes()
     if checksum(data) != entry.xxh3:
         raise BrokenCheckpointError(f"the checksum of {STATE} differs")
@@ -136,32 +129,6 @@ def _read_state(path: Path, manifest: Manifest) -> dict[str, Any]:
     if not isinstance(state, dict) or sorted(state.get("parts", ())) != sorted(manifest.parts):
         raise BrokenCheckpointError(f"{STATE} and {MANIFEST} name different parts")
     return state
-
-
-def _problem(path: Path, entry: FileEntry, advance: Callable[[int], None]) -> str:
-    """What is wrong with one file of tensors."""
-    try:
-        _verify(path / entry.name, entry, advance)
-    except BrokenCheckpointError as error:
-        return str(error)
-    return ""
-
-
-def _verify(path: Path, entry: FileEntry, advance: Callable[[int], None]) -> None:
-    _checked_size(path, entry)
-    try:
-        file = TensorFile(path)
-    except CheckpointError as error:
-        raise BrokenCheckpointError(str(error)) from None
-    start = file.header.data_start
-    found = [(slot.name, slot.dtype, slot.shape, start + slot.begin, start + slot.end) for slot in file.header.slots]
-    listed = [(piece.name, piece.dtype, piece.local_shape, piece.begin, piece.end) for piece in entry.slices]
-    if sorted(found) != sorted(listed):
-        raise BrokenCheckpointError(f"{entry.name} and {MANIFEST} describe different tensors")
-    tensors = file.tensors()
-    for piece in entry.slices:
-        if checksum(tensors[piece.name].data, advance) != piece.xxh3:
-            raise BrokenCheckpointError(f"the checksum of {piece.name} in {entry.name} differs")
 
 
 def _tensors(path: Path, entries: Sequence[FileEntry]) -> dict[str, SavedTensor]:

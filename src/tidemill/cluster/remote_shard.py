@@ -7,7 +7,7 @@ from typing import Any
 
 from tidemill.cluster.failures import raise_failure
 from tidemill.cluster.snapshot_desk import Writing
-from tidemill.contracts.checkpoint import Shard, TensorPlace, TensorSpec
+from tidemill.contracts.checkpoint import Shard, TensorPlace, TensorSpec, WrittenFile
 from tidemill.contracts.workers import WorkerGroup
 from tidemill.errors import CheckpointError
 
@@ -39,10 +39,10 @@ class RemoteShard:
         """See Shard."""
         return self._specs
 
-    def write(self, path: Path, advance: Callable[[int], None], *, last: bool = False) -> Mapping[str, str]:
+    def write(self, path: Path, advance: Callable[[int], None], *, last: bool = False) -> WrittenFile:
         """See Shard. When `advance` raises, the worker has let go of `path` before that goes on, or is said not to."""
-        sums: Mapping[str, str] = self._follow("write_shard", advance, str(path), path, last, tuple(self._specs))
-        return sums
+        file: WrittenFile = self._follow("write_shard", advance, str(path), path, last, tuple(self._specs))
+        return file
 
     def some(self, names: Collection[str]) -> Shard:
         """See Shard."""

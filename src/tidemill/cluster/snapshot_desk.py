@@ -13,7 +13,7 @@ from typing import Any
 
 from tidemill.checkpoint.shard import LocalShard
 from tidemill.cluster.worker import Failure, failure_of
-from tidemill.contracts.checkpoint import Snapshot, TensorPlace
+from tidemill.contracts.checkpoint import Snapshot, TensorPlace, WrittenFile
 from tidemill.errors import CheckpointError
 
 __all__ = ["SnapshotDesk", "Writing"]
@@ -80,7 +80,7 @@ class SnapshotDesk:
         of as it is written.
         """
 
-        def work(shard: LocalShard, job: _Job) -> Mapping[str, str]:
+        def work(shard: LocalShard, job: _Job) -> WrittenFile:
             whole = shard.specs.keys() == set(names)
             return (shard if whole else shard.some(names)).write(path, job.advance, last=last)
 

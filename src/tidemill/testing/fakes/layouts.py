@@ -7,7 +7,15 @@ from typing import Any, Protocol
 import numpy as np
 
 from tidemill.checkpoint.shard import LocalShard, write_shard
-from tidemill.contracts.checkpoint import SavedTensor, Shard, Snapshot, TensorBytes, TensorPlace, TensorSpec
+from tidemill.contracts.checkpoint import (
+    SavedTensor,
+    Shard,
+    Snapshot,
+    TensorBytes,
+    TensorPlace,
+    TensorSpec,
+    WrittenFile,
+)
 from tidemill.errors import CheckpointError
 from tidemill.testing.fakes.device import Array
 
@@ -91,7 +99,7 @@ class _Elsewhere:
         """See Shard."""
         return {name: piece.spec for name, piece in self._pieces.items()}
 
-    def write(self, path: Path, advance: Callable[[int], None], *, last: bool = False) -> Mapping[str, str]:
+    def write(self, path: Path, advance: Callable[[int], None], *, last: bool = False) -> WrittenFile:
         """See Shard."""
         if not self.held:
             raise CheckpointError(f"cannot write {path}: its snapshot was released")

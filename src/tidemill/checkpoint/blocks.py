@@ -1,0 +1,125 @@
+"""A file as blocks: each has a checksum of its own, so that threads make and check them beside each other.
+
+A block is a range of the file, header included, not of a tensor: what is damaged is a stretch of a disk.
+"""
+
+import mmap
+import os
+import queue
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from tidemill.errors import CheckpointError
+from tidemill.lanes import THREADS, in_order
+
+__all__ = ["BLOCK_BYTES", "CHUNK_BYTES", "Buffers", "Stretch", "block_count", "block_range", "fill", "flat", "sums_of"]
+
+BLOCK_BYTES = 16 << 20
+CHUNK_BYTES = 4 << 20  # what is read or written at once: four threads keep a disk busy, and little memory is taken
+_SMALL = 16 << 10  # bytes below which a copy is over before another thread could begin
+
+
+def block_count(size: int) -> int:
+    """Blocks of a file of `size` bytes."""
+    return -(-size // BLOCK_BYTES)
+
+
+def block_range(number: int, size: int) -> tuple[int, int]:
+    """First byte of a block of a file of `size` bytes, and one past its last."""
+    return number * BLOCK_BYTES, min((number + 1) * BLOCK_BYTES, size)
+
+
+def flat(data: memoryview) -> memoryview:
+    """The bytes of a contiguous view; memoryview itself refuses to cast a view of zero elements."""
+    return data.cast("B") if data.nbytes else memoryview(b"")
+
+
+class Buffers:
+    """Memory in pages of its own, as direct reads and writes want it, for as many threads as ask at the same time."""
+
+    def __init__(self, size: int, *, count: int = THREADS) -> None:
+        """Of `size` bytes each, rounded up to pages."""
+        self._size = max(1, -(-size // mmap.PAGESIZE)) * mmap.PAGESIZE
+        self._free: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
+        self._left = iter(range(count))
+
+    @contextmanager
+    def one(self) -> Iterator[memoryview]:
+        """One that nobody else has; waits for it when all are in use."""
+        buffer = self._get()
+        try:
+            yield buffer
+        finally:
+            self._free.put(buffer)
+
+    def _get(self) -> memoryview:
+        if self._free.empty() and next(self._left, None) is not None:
+            return memoryview(mmap.mmap(-1, self._size))
+        return self._free.get()
+
+
+def fill(buffer: memoryview, views: Iterable[memoryview]) -> int:
+    """Copy flat `views` into `buffer`, one behind the other; how many bytes that is. Lets other threads go on."""
+    array, at = np.frombuffer(buffer, dtype=np.uint8), 0
+    for view in views:
+        end = at + len(view)
+        if end - at < _SMALL:
+            buffer[at:end] = view
+        else:
+            np.copyto(array[at:end], np.frombuffer(view, dtype=np.uint8))
+        at = end
+    return at
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Bytes `[begin, end)` of a file."""
+
+    path: Path
+    begin: int
+    end: int
+
+
+def sums_of(
+    stretches: Sequence[Stretch], taken: Callable[[int, str], None], advance: Callable[[int], None] = lambda count: None
+) -> None:
+    """Read stretches of files, several at the same time; `taken` is told, in order, the number and the xxh3 of each.
+
+    `advance` is told of bytes read, and may raise to stop. Raises OSError, and CheckpointError for a file that became
+    shorter.
+    """
+    largest = max((stretch.end - stretch.begin for stretch in stretches), default=0)
+    buffers = Buffers(min(largest, CHUNK_BYTES))
+    found: list[str] = []
+
+    def told(digest: str) -> None:
+        stretch = stretches[len(found)]
+        taken(len(found), digest)
+        found.append(digest)
+        advance(stretch.end - stretch.begin)
+
+    in_order((partial(_sum_of, stretch, buffers) for stretch in stretches), told)
+
+
+def _sum_of(stretch: Stretch, buffers: Buffers) -> str:
+    digest, at = xxhash.xxh3_64(), stretch.begin
+    descriptor = os.open(stretch.path, os.O_RDONLY)
+    try:
+        # What comes next is asked for at once: the other threads are there already.
+        os.posix_fadvise(descriptor, at, stretch.end - at, os.POSIX_FADV_WILLNEED)
+        with buffers.one() as buffer:
+            while at < stretch.end:
+                count = os.preadv(descriptor, [buffer[: stretch.end - at]], at)
+                if count == 0:
+                    raise CheckpointError(f"{stretch.path.name} became shorter while it was read")
+                digest.update(buffer[:count])
+                at += count
+    finally:
+        os.close(descriptor)
+    return digest.hexdigest()
