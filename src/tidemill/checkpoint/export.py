@@ -280,4 +280,4 @@ def _in_words(error: OSError, work: Path) -> str:
     if isinstance(error, FileNotFoundError) and work.is_dir():
         return f"who writes a part of it does not see {work} ({error}), which is here: {_NOT_SHARED}"
     why = "the disk is full" if is_full(error) else "it cannot be written"
-    return f"{why} ({error}); free some space or choose another"
+    return f"{why} ({error}); free some space or choose another folder"
