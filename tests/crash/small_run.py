@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import random
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import forkserver, util
 from multiprocessing.context import ForkServerProcess
@@ -50,6 +51,7 @@ offload = "always"
 [checkpoint]
 every = 3
 keep_last = 2
+trial = false
 [eval]
 every = 4
 data = "{base}/eval.jsonl"
@@ -81,11 +83,16 @@ def recipe(base: Path, run: Path) -> Path:
     return path
 
 
-def _command(words: list[str], log: str, armed: str) -> None:
+def nothing() -> None:
+    """Nothing to do."""
+
+
+def _command(words: list[str], log: str, armed: str, inside: Callable[[], object]) -> None:
     os.setsid()  # as from a shell of its own: a signal to the test runner is not for the run
     descriptor = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND) if log else _unread()
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
+    inside()
     _fork_server_of_its_own()
     faults.arm(armed)
     from tidemill.cli.main import main
@@ -128,11 +135,16 @@ def _unread() -> int:
     return writing
 
 
-def start(words: list[str], log: Path | None, armed: str = "") -> ForkServerProcess:
-    """`tidemill WORDS` in a process of its own, with faults armed; without a log nobody reads what it says."""
+def start(
+    words: list[str], log: Path | None, armed: str = "", inside: Callable[[], object] = nothing
+) -> ForkServerProcess:
+    """`tidemill WORDS` in a process of its own, with faults armed; without a log nobody reads what it says.
+
+    `inside` is called there first, and can be pickled: what it changes, the run's workers inherit.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tidemill.app.run", "tidemill.cli.main", *_PRELOAD])
-    process = context.Process(target=_command, args=(words, str(log or ""), armed))
+    process = context.Process(target=_command, args=(words, str(log or ""), armed, inside))
     process.start()
     return process
 
