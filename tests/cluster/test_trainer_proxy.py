@@ -363,7 +363,7 @@ def test_a_rank_that_dies_while_a_snapshot_is_held_fails_its_shard_and_releases_
 
 
 def test_neither_a_step_nor_a_sleep_waits_for_a_file_that_is_written(two_ranks: Any, tmp_path: Path) -> None:
-    trainer = two_ranks(faults="trainer-0/checkpoint.write=delay:1.5@2")
+    trainer = two_ranks(faults="trainer-0/checkpoint.write=delay:1.5")
     trainer.sleep()
     snapshot = trainer.snapshot()
     before = dict(snapshot.shards[0].specs)

@@ -96,7 +96,7 @@ def test_a_run_on_ray_whose_rank_and_whose_driver_were_killed_ends_as_one_on_for
     words = ["run", str(recipe(tmp_path, run)), "cluster.use=ray", *RANKS]
 
     with contextlib.ExitStack() as stack:
-        first = Start(words, log, temporary, "trainer-1/checkpoint.write=kill@100")
+        first = Start(words, log, temporary, "trainer-1/checkpoint.write=kill@3")
         stack.callback(first.end)
         first.wait()
         assert first.process.returncode == 1, first.said()[-3000:]

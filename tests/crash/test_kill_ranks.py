@@ -91,7 +91,7 @@ CHAINS = {
     ],
     "a rank that saves": [
         "trainer-0/checkpoint.open@2",
-        "trainer-1/checkpoint.write@3",
+        "trainer-1/checkpoint.write@2",
         "trainer-1/checkpoint.fsync-file",
         "trainer-0/checkpoint.fsync-file@2",
     ],
