@@ -1,6 +1,7 @@
 import importlib
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,16 @@ def test_a_resumed_run_is_one_curve_without_a_double_or_missing_point(tmp_path: 
     expected = [(step, 1.0 if step < 4 else 2.0) for step in range(8)]
     assert curve(tmp_path, "reward/mean") == expected
     assert curve(tmp_path, "eval/reward") == expected
+
+
+def test_starts_under_a_clock_that_goes_back_are_one_curve_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts = [(range(4), 1.0), (range(2, 5), 2.0), (range(4, 6), 3.0), (range(5, 8), 4.0)]
+    for back, (steps, value) in enumerate(starts):
+        monkeypatch.setattr(time, "time", lambda back=back: 1.7e9 - 86400 * back)
+        drive(tmp_path, steps, value)
+    assert curve(tmp_path, "reward/mean") == list(enumerate([1.0, 1.0, 2.0, 2.0, 3.0, 4.0, 4.0, 4.0]))
 
 
 def test_a_fresh_start_forgets_what_lay_there(tmp_path: Path) -> None:

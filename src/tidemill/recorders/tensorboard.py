@@ -13,6 +13,9 @@ from tidemill.errors import PluginError
 __all__ = ["TensorboardSink"]
 
 
+_FILES = "events.out.tfevents."
+
+
 class TensorboardSink:
     """Implements `Sink`. Each start adds a file to `folder`; together they are one curve."""
 
@@ -34,9 +37,20 @@ class TensorboardSink:
         """Open a file that begins with the order to forget `step` and later; from step 0 there is nothing to keep."""
         self.close()
         if step == 0:
-            for path in self._folder.glob("events.out.tfevents.*"):
+            for path in self._folder.glob(f"{_FILES}*"):
                 path.unlink()
+        self._number_starts()
         self._writers.append(self._library.SummaryWriter(log_dir=str(self._folder), purge_step=step))
+
+    def _number_starts(self) -> None:
+        """TensorBoard reads files by name, which begins with a time: a clock that goes back must not change the order.
+
+        Numbers of starts sort before any time, and the one file that has none yet is the last start's.
+        """
+        for number, path in enumerate(sorted(self._folder.glob(f"{_FILES}*"))):
+            first = f"{_FILES}{number:010d}."
+            if not path.name.startswith(first):
+                path.rename(path.with_name(first + path.name.removeprefix(_FILES)))
 
     def write(self, step: int, event: Event) -> None:
         """Add finite numbers; TensorBoard has no place for others."""
@@ -56,7 +70,7 @@ class TensorboardSink:
         """Flushed and fsynced; the step is all that `resume` needs."""
         for writer in self._writers:
             writer.flush()
-        for path in self._folder.glob("events.out.tfevents.*"):
+        for path in self._folder.glob(f"{_FILES}*"):
             descriptor = os.open(path, os.O_RDONLY)
             try:
                 os.fsync(descriptor)
