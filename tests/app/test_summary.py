@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tidemill.app.summary import is_finished, summarize
+from tidemill.app.summary import as_it_lies, is_finished, summarize
 
 LINES = {
     "metrics.jsonl": [
@@ -107,6 +107,19 @@ def test_a_run_is_finished_when_all_is_done_that_is_asked_for(tmp_path: Path) ->
     assert is_finished(without, steps=14, export=False)
     assert not is_finished(without, steps=14, export=True)
     assert not is_finished(summary | {"export": str(tmp_path / "gone")}, steps=14, export=True)
+
+
+def test_a_run_whose_folder_was_moved_is_finished_by_the_export_that_moved_with_it(tmp_path: Path) -> None:
+    (tmp_path / "there" / "step-00000014").mkdir(parents=True)
+    (tmp_path / "here").mkdir()
+    summary = finished(tmp_path) | {"export": str(tmp_path / "there" / "step-00000014")}
+    assert not is_finished(as_it_lies(summary, tmp_path / "here"), steps=14, export=True)
+    (tmp_path / "there" / "step-00000014").rename(tmp_path / "here" / "step-00000014")
+    moved = as_it_lies(summary, tmp_path / "here")
+    assert moved["export"] == str(tmp_path / "here" / "step-00000014")
+    assert is_finished(moved, steps=14, export=True)
+    for odd in ({"export": None}, {"export": 5}, {}):
+        assert as_it_lies(odd, tmp_path) == odd
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from tidemill.app.identity import run_identity
 from tidemill.app.recording import build_recorder
 from tidemill.app.run_folder import RunFolder
 from tidemill.app.signals import Signals
-from tidemill.app.summary import is_finished, summarize
+from tidemill.app.summary import as_it_lies, is_finished, summarize
 from tidemill.checkpoint.attempts import next_attempt
 from tidemill.checkpoint.identity import check_newest
 from tidemill.checkpoint.lock import RunLock
@@ -44,7 +44,7 @@ def run(loaded: Loaded, *, fresh: bool, quiet: bool, command: Sequence[str]) -> 
     with RunLock(folder.root), Signals() as stop:
         if fresh:
             folder.set_aside()
-        earlier = read_json(folder.summary)
+        earlier = as_it_lies(read_json(folder.summary), folder.export)
         if is_finished(earlier, steps=config.steps, export=config.checkpoint.export):
             check_newest(folder.checkpoints, run_identity(config), accept=config.checkpoint.accept)
             told(folder, earlier)  # the start that finished may have died before its page was written

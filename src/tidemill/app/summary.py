@@ -11,7 +11,7 @@ from typing import Any
 
 from tidemill.recorders.page.source import number_of, select_lines
 
-__all__ = ["is_finished", "summarize"]
+__all__ = ["as_it_lies", "is_finished", "summarize"]
 
 _WINDOW = 25
 _FIGURES = {
@@ -29,6 +29,12 @@ _FIGURES = {
     "peak_host_bytes",
     "export",
 }
+
+
+def as_it_lies(summary: Mapping[str, Any], exports: Path) -> dict[str, Any]:
+    """`summary`, with its export in the folder `exports`: the run's folder may have been moved, or copied, since."""
+    target = summary.get("export")
+    return {**summary, "export": str(exports / Path(target).name)} if isinstance(target, str) else dict(summary)
 
 
 def is_finished(summary: Mapping[str, Any], *, steps: int, export: bool) -> bool:
