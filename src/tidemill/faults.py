@@ -2,7 +2,8 @@
 
 A program passes a point by `point("checkpoint.write.file")`. A test arms it in its own process with `armed`, or in a
 child by the environment variable `TIDEMILL_FAULTS="name=action[@nth]"`, several separated by commas. Actions: `raise`,
-`kill` (SIGKILL to this process), `disk-full` (OSError ENOSPC), `delay:SECONDS`, `stop` (SIGTERM to this process).
+`kill` (SIGKILL to this process), `disk-full` (OSError ENOSPC), `delay:SECONDS`, `stop` (SIGTERM to this process, or
+what it names, `stop:SIGINT`).
 `skip` leaves out the step of that name, each time unless `@nth` says which, where the program asks `skipped("name")`:
 so that a test of invariants can see that it would notice. `calling` arms what has no word here.
 A name may begin with the process in which it counts, `trainer-1/checkpoint.write=kill`; others count in the driver.
@@ -96,7 +97,7 @@ def _act(name: str, action: str) -> None:
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         case "stop":
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.Signals[value or "SIGTERM"])
         case "disk-full":
             raise OSError(errno.ENOSPC, "No space left on device (injected)")
         case "delay":

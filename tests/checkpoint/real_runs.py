@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import pytest
 import torch
 from tests.crash.small_run import recipe
 
 from tidemill.algorithms.grpo import Grpo
 from tidemill.algorithms.losses.clip import ClipLoss
+from tidemill.checkpoint.catalog import entries, problems_of
 from tidemill.cli.main import main
 from tidemill.config.algorithm import AlgorithmSettings
 from tidemill.config.environment import EnvironmentSettings
@@ -32,11 +34,13 @@ __all__ = [
     "Moody",
     "MoodySettings",
     "checkpoint_of",
+    "curves_of",
     "lines_of",
     "notices",
     "rows_of",
     "started",
     "steps_of",
+    "whole_steps",
 ]
 
 RANKS = (
@@ -126,6 +130,24 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
 def steps_of(run: Path) -> list[int]:
     """The steps of its metrics, in the order of the file."""
     return [line["step"] for line in lines_of(run, "metrics.jsonl") if line["kind"] == "metrics"]
+
+
+def curves_of(run: Path) -> dict[str, list[tuple[int, float]]]:
+    """What TensorBoard would draw of numbers that do not depend on the clock."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    reader = accumulator.EventAccumulator(str(run / "tensorboard"))
+    reader.Reload()
+    stable = {name for line in rows_of(run) for name in line}
+    names = [name for name in reader.Tags()["scalars"] if name in stable]
+    assert len(names) > 10
+    return {name: [(event.step, event.value) for event in reader.Scalars(name)] for name in names}
+
+
+def whole_steps(run: Path) -> list[int]:
+    """The steps of its checkpoints, each of which must hold."""
+    found = entries(run / "checkpoints")
+    assert [problems_of(entry)[1] for entry in found] == [""] * len(found)
+    return [entry.step for entry in found]
 
 
 def notices(run: Path) -> list[str]:

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.checkpoint.real_runs import CHANCE, RANKS, STOPPED, checkpoint_of, lines_of, notices, started, steps_of
+from tests.checkpoint.real_runs import CHANCE, RANKS, STOPPED, checkpoint_of, curves_of, notices, started, steps_of
 from tests.crash.small_run import STEPS, outcome, prepare
 
 CURVES = 'recorder.use=["tensorboard"]'
@@ -35,22 +35,11 @@ def words(where: str) -> tuple[str, ...]:
     return (*CHANCE, CURVES) if where == "inline" else (*RANKS, *CHANCE, CURVES)
 
 
-def curves(run: Path) -> dict[str, list[tuple[int, float]]]:
-    """What TensorBoard would draw of numbers that do not depend on the clock."""
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    reader = accumulator.EventAccumulator(str(run / "tensorboard"))
-    reader.Reload()
-    stable = {name for line in lines_of(run, "metrics.jsonl") if line["kind"] != "timing" for name in line}
-    names = [name for name in reader.Tags()["scalars"] if name in stable]
-    assert len(names) > 10
-    return {name: [(event.step, event.value) for event in reader.Scalars(name)] for name in names}
-
-
 def check_equal(run: Path, other: Path) -> None:
     assert outcome(run) == outcome(other)
-    assert curves(run) == curves(other)
+    assert curves_of(run) == curves_of(other)
     assert steps_of(run) == list(range(STEPS))
-    assert [step for step, _ in curves(run)["policy/loss"]] == list(range(STEPS))
+    assert [step for step, _ in curves_of(run)["policy/loss"]] == list(range(STEPS))
 
 
 @WHERE
