@@ -258,7 +258,7 @@ def test_parts_that_nobody_knows_are_not_guessed(model: Path, settings: Settings
 def test_a_plan_has_one_shape(model: Path, settings: Settings) -> None:
     plan = plan_of(settings(model), GPU)
     found = json.loads(json.dumps(plan.to_json()))
-    assert set(found) == {"model", "machine", "offload", "tenants", "devices", "host"}
+    assert set(found) == {"model", "machine", "offload", "tenants", "devices", "host", "disk"}
     assert set(found["offload"]) == {
         *("mode", "budget", "turns", "parks_groups", "both_awake_from", "refused_below", "text")
     }

@@ -11,6 +11,7 @@ from typing import Any
 from tidemill.config.run import RunConfig
 from tidemill.planning.budget import NO_LIMIT
 from tidemill.planning.choice import Choice, choose, group_bytes
+from tidemill.planning.disk import Disk, disk_of
 from tidemill.planning.machine import Machine
 from tidemill.planning.model_folder import Model, read_model
 from tidemill.planning.moments import Moment, Seat, device_seats, host_moments
@@ -31,6 +32,7 @@ class Plan:
     choice: Choice
     seats: tuple[Seat, ...]
     host: tuple[Moment, ...]
+    disk: Disk
 
     @property
     def largest_on_host(self) -> Moment:
@@ -73,6 +75,7 @@ class Plan:
                 for seat in self.seats
             ],
             "host": {"largest": self.largest_on_host.name, "moments": _moments(self.host)},
+            "disk": vars(self.disk) | {"needed": self.disk.needed},
         }
 
     def tenants_json(self) -> dict[str, dict[str, int]]:
@@ -111,4 +114,5 @@ def plan_of(config: RunConfig, machine: Machine) -> Plan:
         choice=choice,
         seats=device_seats(model, setup, tenants, choice, groups=groups),
         host=host_moments(model, setup, tenants, choice),
+        disk=disk_of(config, model),
     )

@@ -34,6 +34,8 @@ def show(plan: Plan, stream: TextIO) -> None:
             each = "the GPU" if seat.count == 1 else f"each of {seat.count} GPUs"
             _show_moments(console, f"{each} ({seat.name})", seat.moments, there)
         _show_moments(console, "host memory, of all processes", plan.host, plan.machine.host_bytes)
+        console.print()
+        console.print(Text(plan.disk.sentence()))
     stream.write(written.get())
     stream.flush()
 

@@ -19,7 +19,16 @@ def problems(plan: Plan, config: RunConfig) -> list[str]:
     """A sentence for each thing that does not fit; none when all is well, or nobody knows how much there is."""
     hopeless = list(_of_small_devices(plan, config))
     of_devices = hopeless or [*_of_budget(plan), *_of_devices(plan, config)]
-    return [*_of_context(plan), *of_devices, *_of_host(plan, config)]
+    return [*_of_context(plan), *of_devices, *_of_host(plan, config), *_of_disk(plan, config)]
+
+
+def _of_disk(plan: Plan, config: RunConfig) -> Iterator[str]:
+    disk = plan.disk
+    if disk.free is not None and disk.free < disk.checkpoint:
+        yield (
+            f"cannot save a checkpoint: it takes {format_bytes(disk.checkpoint)}, and {format_bytes(disk.free)} are "
+            f"free for {config.run.dir}; free some, or set run.dir to a folder on a larger disk"
+        )
 
 
 def _of_context(plan: Plan) -> Iterator[str]:
