@@ -102,9 +102,11 @@ class JsonlSink:
         return {}
 
     def close(self) -> None:
-        """Close the files."""
+        """Fsync and close the files: what a run told last is not told again once it says that it is finished."""
         while self._files:
-            self._files.popitem()[1].close()
+            with self._files.popitem()[1] as file:
+                file.flush()
+                os.fsync(file.fileno())
 
     def _append(self, name: str, kind: str, step: int, values: Mapping[str, Any]) -> None:
         body, bad = finite({key: value for key, value in values.items() if key not in ("kind", "step", "nonfinite")})
