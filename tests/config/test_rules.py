@@ -80,6 +80,15 @@ def test_kept_checkpoints_are_among_the_saved(problems: Problems) -> None:
     assert "with checkpoint.every = 0" in found
 
 
+def test_exported_steps_are_among_the_saved(problems: Problems) -> None:
+    assert problems("checkpoint.every=50", "checkpoint.export_every=100") == []
+    assert problems("checkpoint.every=0", "checkpoint.export_every=0") == []
+    for every in (0, 40):
+        (found,) = problems(f"checkpoint.every={every}", "checkpoint.export_every=100", "checkpoint.at_epoch_end=true")
+        assert f"with checkpoint.every = {every}, and what is exported is a save; make it a multiple" in found
+        assert "checkpoint.export_every" in found
+
+
 def test_the_best_checkpoint_is_one_of_several_that_have_a_number(problems: Problems) -> None:
     assert problems("checkpoint.every=5", "checkpoint.keep_best=reward/mean") == []
     (found,) = problems("checkpoint.every=0", "checkpoint.keep_best=reward/mean")

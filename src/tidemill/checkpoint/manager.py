@@ -5,6 +5,7 @@ checkpoint, refuses one of another model, data or algorithm, and loads every par
 saved and restored as one more part. Before the first step a save and an export are tried.
 """
 
+import functools
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
@@ -83,23 +84,14 @@ class CheckpointManager:
         self._folder = folder
         self._parts = _by_name([*stateful, RandomState()])
         self._trainer, self._residency = trainer, residency
-        self._schedule = SaveSchedule(every=every, last_step=last_step, epochs=epochs)
-        self._last_step = last_step
+        self._schedule, self._last_step = SaveSchedule(every=every, last_step=last_step, epochs=epochs), last_step
         self._walk_back, self._accept = walk_back, frozenset(accept)
         self._identity = {**identity, "seed": str(seed)}
         self._attempt, self._seed = attempt, seed
-        self._grace, self._emit, self._fit = grace, emit, fit
+        self._grace, self._emit, self._fit, self._exports = grace, emit, fit, exports
         self._settings, self._restored_step = settings, -1
         rule = RetentionRule(keep_last=keep_last, keep_every=keep_every, keep_best=keep_best)
-        committer = Committer(
-            folder=folder,
-            attempt=attempt,
-            identity=self._identity,
-            settings=settings,
-            retention=rule.to_json(),
-            read_again=exports.due,
-        )
-        self._exports = exports
+        committer = self._committer(rule)
         self._rehearsal = Rehearsal(committer=committer, exports=exports, writes=trial)
         self._retention = Retention(folder, rule=rule, attempt=attempt, emit=emit, measured=measured)
         self._writer = Writer(
@@ -112,6 +104,18 @@ class CheckpointManager:
             emit=emit,
         )
         _probe(folder)
+
+    def _committer(self, rule: RetentionRule) -> Committer:
+        return Committer(
+            folder=self._folder,
+            attempt=self._attempt,
+            identity=self._identity,
+            settings=self._settings,
+            retention=rule.to_json(),
+            # Of a folder once: it does not change its mind.
+            tell=functools.cache(lambda text: self._emit(Notice(text=text))),
+            read_again=self._exports.due,
+        )
 
     def restore(self) -> RunState | None:
         """The state of the newest whole checkpoint, loaded into every part, with this attempt's number.
