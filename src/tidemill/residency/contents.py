@@ -1,6 +1,7 @@
 """The bytes of single tensors in host pages: handed out, put in, and compared."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,15 +9,17 @@ import xxhash
 
 from tidemill.contracts.checkpoint import SavedTensor, TensorBytes, TensorSpec, stretches
 from tidemill.errors import CheckpointError
+from tidemill.lanes import in_order
 from tidemill.residency.arena import Reading
 from tidemill.residency.ledger import NO_SLAB, Entry, Ledger
 from tidemill.residency.pages import PageRun
 from tidemill.units import MIB
 
-__all__ = ["PagedTensor", "check_loadable", "checksum_of", "put_bytes"]
+__all__ = ["PagedTensor", "check_loadable", "checksum_of", "put_all", "put_bytes"]
 
 _NOTHING = memoryview(b"")
-_BLOCK_BYTES = 64 * MIB
+_BLOCK_BYTES = 4 * MIB
+_THREADS = 8  # one alone copies at a part of what memory can do
 
 
 class PagedTensor:
@@ -121,23 +124,69 @@ def _row_major_copy(entry: Entry, run: PageRun) -> memoryview:
     return _bytes_of(_strided(entry, run)).toreadonly()
 
 
+def put_all(entries: Iterable[Entry], run_of: Callable[[int], PageRun], tensors: Mapping[str, SavedTensor]) -> None:
+    """`put_bytes` for each entry that lies in a slab, by several threads; `run_of` gives the pages of a slab.
+
+    What lies in pieces takes a block of host memory a thread. Raises CheckpointError, and what reading raises.
+    """
+    parts = (part for entry in entries if entry.slab != NO_SLAB for part in _parts(entry, run_of, tensors[entry.name]))
+    in_order(_together(parts), lambda done: None, threads=_THREADS)
+
+
 def put_bytes(entry: Entry, run: PageRun, saved: SavedTensor) -> None:
     """Write saved bytes into the entry's place in the pages of its slab: each is read once, a block of rows at a time.
 
     So what lies in pieces takes a block of host memory. Raises CheckpointError when there are not as many bytes.
     """
-    if entry.row_major:
-        done = 0
-        for block in _blocks(entry, saved):
-            run.put(entry.offset + done, block)
-            done += len(block)
+    for _, put in _parts(entry, lambda slab: run, saved):
+        put()
+
+
+_Part = tuple[int, Callable[[], None]]
+"""Bytes, and what puts them in."""
+
+
+def _parts(entry: Entry, run_of: Callable[[int], PageRun], saved: SavedTensor) -> Iterator[_Part]:
+    """Of an entry; each may be done beside the others."""
+    run = run_of(entry.slab)
+    if not entry.row_major:
+        yield entry.bytes, partial(_put_strided, entry, run, saved)
         return
-    tensor, row = _strided(entry, run), 0
-    for block in _blocks(entry, saved):
+    row_bytes = entry.bytes // entry.shape[0] if entry.shape else entry.bytes
+    for row, count in _row_blocks(entry):
+        yield count * row_bytes, partial(_put_rows, entry, run, saved, row, count)
+
+
+def _together(parts: Iterable[_Part]) -> Iterator[Callable[[], None]]:
+    """Jobs of a block at least: small tensors are not worth a thread's while one by one."""
+    held, size = list[Callable[[], None]](), 0
+    for count, put in parts:
+        held.append(put)
+        size += count
+        if size >= _BLOCK_BYTES:
+            yield partial(_one_by_one, held)
+            held, size = [], 0
+    if held:
+        yield partial(_one_by_one, held)
+
+
+def _one_by_one(puts: Sequence[Callable[[], None]]) -> None:
+    for put in puts:
+        put()
+
+
+def _put_rows(entry: Entry, run: PageRun, saved: SavedTensor, row: int, count: int) -> None:
+    block = _rows(entry, saved, row, count)
+    run.put(entry.offset + row * (len(block) // count), block)
+
+
+def _put_strided(entry: Entry, run: PageRun, saved: SavedTensor) -> None:
+    tensor = _strided(entry, run)
+    for row, count in _row_blocks(entry):
         # A copy of its own: torch would warn of memory that it may not write to.
-        source = torch.frombuffer(bytearray(block), dtype=entry.dtype).view(-1, *entry.shape[1:])
-        tensor[row : row + len(source)].copy_(source)
-        row += len(source)
+        block = bytearray(_rows(entry, saved, row, count))
+        source = torch.frombuffer(block, dtype=entry.dtype).view(-1, *entry.shape[1:])
+        tensor[row : row + count].copy_(source)
     if len(run.spans(entry.offset, entry.end)) > 1:
         run.put(entry.offset, _raw(tensor))
 
@@ -148,18 +197,20 @@ def _raw(tensor: torch.Tensor) -> memoryview:
     return whole
 
 
-def _blocks(entry: Entry, saved: SavedTensor) -> Iterator[memoryview]:
-    """Flat, whole rows each, row-major."""
+def _row_blocks(entry: Entry) -> Iterator[tuple[int, int]]:
+    """First row and number of rows of blocks, each of one row at least; a number is one row."""
+    rows = entry.shape[0] if entry.shape else 1
+    step = max(1, _BLOCK_BYTES * rows // entry.bytes)
+    return ((row, min(step, rows - row)) for row in range(0, rows, step))
+
+
+def _rows(entry: Entry, saved: SavedTensor, row: int, count: int) -> memoryview:
+    """Flat, row-major."""
     if not entry.shape:
-        yield _exactly(entry.bytes, saved.read((), ()), entry)
-        return
-    rows, width = entry.shape[0], entry.shape[1:]
-    row_bytes = entry.bytes // rows
-    step = max(1, _BLOCK_BYTES // row_bytes)
-    for row in range(0, rows, step):
-        count = min(step, rows - row)
-        block = saved.read((row, *(0 for _ in width)), (count, *width))
-        yield _exactly(count * row_bytes, block, entry)
+        return _exactly(entry.bytes, saved.read((), ()), entry)
+    width = entry.shape[1:]
+    block = saved.read((row, *(0 for _ in width)), (count, *width))
+    return _exactly(count * (entry.bytes // entry.shape[0]), block, entry)
 
 
 def _exactly(wanted: int, block: memoryview, entry: Entry) -> memoryview:

@@ -3,12 +3,14 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 __all__ = ["Page", "PagePlan", "PageRun", "plan_pages"]
 
 # Where DMA engines and direct writes are at ease.
 _ALIGNMENT = 4096
+_SMALL = 16 << 10
 
 
 @dataclass(eq=False)
@@ -96,7 +98,7 @@ class PageRun:
         """Write flat `data` from byte `start` of the slab on."""
         done = 0
         for view in self.views(start, start + len(data)):
-            view[:] = data[done : done + len(view)]
+            _copy(view, data[done : done + len(view)])
             done += len(view)
 
     def stretches(self) -> Iterator[tuple[int, torch.Tensor]]:
@@ -105,6 +107,14 @@ class PageRun:
         for first, last in self.spans(0, self.bytes):
             yield begin, self.memory[first:last]
             begin += last - first
+
+
+def _copy(to: memoryview, data: memoryview) -> None:
+    """Of large ones other threads need not wait for the end."""
+    if len(data) < _SMALL:
+        to[:] = data
+    else:
+        np.copyto(np.frombuffer(to, dtype=np.uint8), np.frombuffer(data, dtype=np.uint8))
 
 
 def _aligned(size: int, to: int) -> int:

@@ -19,11 +19,11 @@ from tidemill.contracts.checkpoint import SavedTensor, Snapshot
 from tidemill.contracts.footprint import Part
 from tidemill.errors import ResidencyError
 from tidemill.planning.machine import available_bytes
-from tidemill.residency.contents import PagedTensor, check_loadable, checksum_of, put_bytes
+from tidemill.residency.contents import PagedTensor, check_loadable, checksum_of, put_all
 from tidemill.residency.coverage import check_covers
 from tidemill.residency.device_memory import MakeDeviceMemory, ResizedStorage
 from tidemill.residency.host_memory import FreeBytes, map_pinned, map_plain, refuse_pageable
-from tidemill.residency.ledger import NO_SLAB, Ledger
+from tidemill.residency.ledger import Ledger
 from tidemill.residency.registration import Registration
 from tidemill.residency.savers.crossing import Captured, check_key
 from tidemill.residency.savers.pieces import bring_all, bring_in, take_out, told_of_failure
@@ -254,9 +254,7 @@ class HostArenaSaver:
             self._crossing.settle()
             self._seal(None)
             self._crossing.make_writable()
-            for entry in self._ledger:
-                if entry.slab != NO_SLAB:
-                    put_bytes(entry, self._arena.run(entry.slab), tensors[entry.name])
+            put_all(self._ledger, self._arena.run, tensors)
             self._crossing.refill()
 
     def resident_part(self) -> Part:
