@@ -101,9 +101,14 @@ _lock = threading.Lock()
 
 
 def _mapped(path: Path) -> mmap.mmap:
+    # By number, not by name: another file may have the name by now, and a mapped file keeps its number.
+    stat = path.stat()
+    with _lock:
+        found = _maps.get((stat.st_dev, stat.st_ino))
+    if found is not None and len(found) == stat.st_size:
+        return found
     with path.open("rb") as file:
         stat = os.fstat(file.fileno())
-        # By number, not by name: another file may have the name by now, and a mapped file keeps its number.
         key = (stat.st_dev, stat.st_ino)
         with _lock:
             found = _maps.get(key)

@@ -1,7 +1,7 @@
 """The bytes of single tensors in host pages: handed out, put in, and compared."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -129,7 +129,8 @@ def put_all(entries: Iterable[Entry], run_of: Callable[[int], PageRun], tensors:
 
     What lies in pieces takes a block of host memory a thread. Raises CheckpointError, and what reading raises.
     """
-    parts = (part for entry in entries if entry.slab != NO_SLAB for part in _parts(entry, run_of, tensors[entry.name]))
+    runs = cache(run_of)
+    parts = (part for entry in entries if entry.slab != NO_SLAB for part in _parts(entry, runs, tensors[entry.name]))
     in_order(_together(parts), lambda done: None, threads=_THREADS)
 
 
@@ -142,7 +143,7 @@ def put_bytes(entry: Entry, run: PageRun, saved: SavedTensor) -> None:
         put()
 
 
-_Part = tuple[int, Callable[[], None]]
+_Part = tuple[int, Callable[[], object]]
 """Bytes, and what puts them in."""
 
 
@@ -159,7 +160,7 @@ def _parts(entry: Entry, run_of: Callable[[int], PageRun], saved: SavedTensor) -
 
 def _together(parts: Iterable[_Part]) -> Iterator[Callable[[], None]]:
     """Jobs of a block at least: small tensors are not worth a thread's while one by one."""
-    held, size = list[Callable[[], None]](), 0
+    held, size = list[Callable[[], object]](), 0
     for count, put in parts:
         held.append(put)
         size += count
@@ -170,14 +171,16 @@ def _together(parts: Iterable[_Part]) -> Iterator[Callable[[], None]]:
         yield partial(_one_by_one, held)
 
 
-def _one_by_one(puts: Sequence[Callable[[], None]]) -> None:
+def _one_by_one(puts: Sequence[Callable[[], object]]) -> None:
     for put in puts:
-        put()
+        # What was read is kept until the next is there: a file stays mapped while something of it is held.
+        _held = put()
 
 
-def _put_rows(entry: Entry, run: PageRun, saved: SavedTensor, row: int, count: int) -> None:
+def _put_rows(entry: Entry, run: PageRun, saved: SavedTensor, row: int, count: int) -> memoryview:
     block = _rows(entry, saved, row, count)
     run.put(entry.offset + row * (len(block) // count), block)
+    return block
 
 
 def _put_strided(entry: Entry, run: PageRun, saved: SavedTensor) -> None:
