@@ -21,13 +21,16 @@ from tidemill.config.algorithm import AlgorithmSettings
 from tidemill.config.environment import EnvironmentSettings
 from tidemill.contracts.algorithm import LossInputs, LossOutput
 from tidemill.contracts.engine import Generate
-from tidemill.contracts.sample import Prompt, Trajectory
+from tidemill.contracts.sample import Group, Prompt, Trajectory
 from tidemill.environments.single_turn import SingleTurn
 from tidemill.faults import armed
+from tidemill.rollout.dump import read_dump
 
 __all__ = [
     "CHANCE",
+    "QUICK",
     "RANKS",
+    "SHORT",
     "STOPPED",
     "Dice",
     "DiceSettings",
@@ -35,6 +38,7 @@ __all__ = [
     "MoodySettings",
     "checkpoint_of",
     "curves_of",
+    "groups_of",
     "lines_of",
     "notices",
     "rows_of",
@@ -55,6 +59,16 @@ CHANCE = (
 """Answers are changed at random in the driver, and losses wherever they are computed."""
 STOPPED = 143
 """Exit code of a start that the fault action `stop` ended."""
+QUICK = (
+    "warm_up.steps=0",
+    "rollout.samples=2",
+    "rollout.sampling.max_new_tokens=3",
+    "checkpoint.export=false",
+    "eval.limit=1",
+)
+"""Words of a run of tenths of a second, in which every step is a rollout of three prompts."""
+SHORT = ("steps=2", *QUICK, "checkpoint.export=true")
+"""Two steps of it, exported."""
 
 
 class DiceSettings(EnvironmentSettings):
@@ -130,6 +144,11 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
 def steps_of(run: Path) -> list[int]:
     """The steps of its metrics, in the order of the file."""
     return [line["step"] for line in lines_of(run, "metrics.jsonl") if line["kind"] == "metrics"]
+
+
+def groups_of(run: Path, step: int) -> tuple[Group, ...]:
+    """What was rolled out in a step, as it was dumped."""
+    return read_dump(run / "rollouts" / f"step-{step:08d}.jsonl").groups
 
 
 def curves_of(run: Path) -> dict[str, list[tuple[int, float]]]:

@@ -99,7 +99,8 @@ def by_name(layout: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=by_name)
-def test_the_newest_of_a_tree_is_what_the_table_wants(layout: dict[str, Any], tmp_path: Path, saves: Saves) -> None:
+def test_c11_the_newest_of_a_tree_is_what_the_table_wants(layout: dict[str, Any], tmp_path: Path, saves: Saves) -> None:
+    """C11: by the number in the name, whatever a pointer says."""
     folder = grown(layout, tmp_path / "tree", saves)
     stored, rejected = newest(folder, parts=PARTS)
     assert (stored.path.name if stored else "") == TAKEN[layout["name"]]
@@ -109,9 +110,10 @@ def test_the_newest_of_a_tree_is_what_the_table_wants(layout: dict[str, Any], tm
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=by_name)
-def test_every_start_on_a_tree_says_what_it_takes_and_goes_on_from_it_and_nothing_whole_is_lost(
+def test_b01_c11_every_start_on_a_tree_says_what_it_takes_and_goes_on_from_it_and_nothing_whole_is_lost(
     layout: dict[str, Any], tmp_path: Path, saves: Saves, make_rig: MakeRig
 ) -> None:
+    """B01 and C11: over two starts, and a save after them."""
     folder = grown(layout, tmp_path / "tree", saves)
     taken = TAKEN[layout["name"]]
     step = int(taken.partition("-")[2] or 0)
@@ -145,9 +147,10 @@ def test_what_is_passed_over_is_a_warning_with_its_name_and_what_is_wrong_with_i
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_whichever_file_of_the_newest_is_harmed_it_is_named_and_the_next_older_is_taken(
+def test_b01_whichever_file_of_the_newest_is_harmed_it_is_named_and_the_next_older_is_taken(
     damage: str, tmp_path: Path, saves: Saves, ranks: int
 ) -> None:
+    """B01: missing, empty, cut short, or with one bit flipped."""
     saves(2)
     names = sorted(path.name for path in saves(4).iterdir())
     assert len(names) == 2 + max(ranks, 1)
@@ -164,9 +167,10 @@ def test_whichever_file_of_the_newest_is_harmed_it_is_named_and_the_next_older_i
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_save_without_one_of_the_parts_is_not_taken_whichever_it_is(
+def test_c12_a_save_without_one_of_the_parts_is_not_taken_whichever_it_is(
     part: str, tmp_path: Path, saves: Saves, make_rig: MakeRig
 ) -> None:
+    """C12: whole but for that, as two savers that do not wait for each other would leave it."""
     folder = tmp_path / "tree"
     for step in (2, 4):
         shutil.copytree(saves(step), folder / checkpoint_name(step))

@@ -132,9 +132,10 @@ def saves(ranks: Open, write: Callable[[Shards, Mapping[str, Any]], Saved]) -> d
 
 
 @pytest.mark.parametrize("now", [*reversed(LAYOUTS)])
-def test_what_every_layout_saved_this_one_loads_and_gathers_to_the_same_bits(
+def test_c16_what_every_layout_saved_this_one_loads_and_gathers_to_the_same_bits(
     ranks: Open, saves: dict[Layout, tuple[Saved, Any]], now: Layout
 ) -> None:
+    """C16: 1, 2 and 4 ranks, and 2 copies over 2 ranks each."""
     for before, (saved, wanted) in saves.items():
         ranks.load(now, saved)
         taken = ranks.pieces(now)

@@ -43,9 +43,10 @@ def check_equal(run: Path, other: Path) -> None:
 
 
 @WHERE
-def test_two_runs_continued_from_one_checkpoint_are_equal_and_equal_to_the_uninterrupted_one(
+def test_c20_two_runs_continued_from_one_checkpoint_are_equal_and_equal_to_the_uninterrupted_one(
     base: Path, whole: dict[str, Path], where: str
 ) -> None:
+    """C20: sampled at temperature 1, with rewards and losses that chance changes."""
     one, two = base / f"one {where}", base / f"two {where}"
     assert started(base, one, *words(where), faults="weights.publish=stop@5") == STOPPED
     assert not (one / "export").exists() or not list((one / "export").iterdir())
@@ -56,9 +57,10 @@ def test_two_runs_continued_from_one_checkpoint_are_equal_and_equal_to_the_unint
         check_equal(run, whole[where])
 
 
-def test_generations_that_each_resume_and_save_equal_a_run_that_was_never_stopped(
+def test_b17_generations_that_each_resume_and_save_equal_a_run_that_was_never_stopped(
     base: Path, whole: dict[str, Path]
 ) -> None:
+    """B17: saved, resumed, saved, resumed, saved, resumed."""
     run, resumed = base / "generations", []
     for _ in range(3):
         assert started(base, run, *words("inline"), "checkpoint.every=0", faults="weights.publish=stop@4") == STOPPED
@@ -68,9 +70,10 @@ def test_generations_that_each_resume_and_save_equal_a_run_that_was_never_stoppe
     check_equal(run, whole["inline"])
 
 
-def test_a_run_that_died_steps_after_its_checkpoint_makes_them_again_with_the_same_ids_and_tokens(
+def test_c05_a_run_that_died_steps_after_its_checkpoint_makes_them_again_with_the_same_ids_and_tokens(
     base: Path, whole: dict[str, Path]
 ) -> None:
+    """C05 and C20: what came after the checkpoint is made again, what came before is not."""
     run = base / "died later"
     assert started(base, run, *words("inline"), "steps=9") == 0
     shutil.rmtree(checkpoint_of(run, 9))

@@ -99,13 +99,15 @@ def test_a_signal_while_the_last_export_is_written_comes_too_late_to_lose_it(
     assert json.loads((run / "summary.json").read_text())["finished"] is True
 
 
-def test_a_disk_slower_than_the_steps_makes_them_wait_tells_how_long_and_keeps_the_order(
+def test_b06_a_disk_slower_than_the_steps_makes_them_wait_tells_how_long_and_keeps_the_order(
     base: Path, whole: Outcome
 ) -> None:
+    """B06: one is kept, and the one before it goes only after the new one is durable."""
     run = base / "slow disk"
     with calling("checkpoint.fsync-file", lambda: time.sleep(0.2)):
-        assert started(base, run, "checkpoint.every=1") == 0
+        assert started(base, run, "checkpoint.every=1", "checkpoint.keep_last=1") == 0
     assert outcome(run) == whole
+    assert whole_steps(run) == [STEPS]
     events = [line for line in lines_of(run, "events.jsonl") if line["kind"] == "checkpoint"]
     assert [event["checkpoint_step"] for event in events if event["status"] == "durable"] == list(range(1, STEPS + 1))
     assert not [event for event in events if event["status"] == "failed"]
@@ -113,6 +115,7 @@ def test_a_disk_slower_than_the_steps_makes_them_wait_tells_how_long_and_keeps_t
     # Never two at once: each is staged after the one before is durable.
     order = [event["status"] for event in events if event["status"] in ("staged", "durable")]
     assert all(one != other for one, other in pairwise(order))
+    assert [event["checkpoint_step"] for event in events if event["status"] == "pruned"] == list(range(1, STEPS))
 
 
 def test_a_clock_that_goes_backwards_within_and_between_starts_decides_nothing(
@@ -186,9 +189,10 @@ def test_a_rank_that_is_killed_while_it_writes_ends_the_run_by_name_and_what_was
     assert not [path for path in (run / "checkpoints").iterdir() if path.name not in ("step-00000006", "step-00000007")]
 
 
-def test_a_folder_whose_checkpoints_cannot_be_written_is_refused_before_the_first_step(
+def test_b16_a_folder_whose_checkpoints_cannot_be_written_is_refused_before_the_first_step(
     base: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """B16: tried at the start."""
     run = base / "no folder"
     run.mkdir()
     (run / "checkpoints").symlink_to("/proc/nowhere" if os.geteuid() == 0 else "/")

@@ -50,9 +50,10 @@ def half_done(run: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("stage", "leave"), [("checkpoint.open", 64 << 10), ("checkpoint.state", 4096), ("checkpoint.manifest", 4096)]
 )
-def test_a_disk_that_fills_up_in_the_middle_of_a_file_leaves_the_older_ones_and_the_next_start_ends_equal(
+def test_b08_a_disk_that_fills_up_in_the_middle_of_a_file_leaves_the_older_ones_and_the_next_start_ends_equal(
     base: Path, whole: Outcome, begun: Path, stage: str, leave: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """B08: of tensors, state and manifest."""
     run = base / f"full {stage}"
     shutil.copytree(begun, run)
     before = whole_steps(run)
@@ -67,9 +68,10 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_file_leaves_the_older_ones_and_
         assert outcome(run) == whole
 
 
-def test_a_run_that_may_go_on_with_a_full_disk_says_so_and_saves_when_there_is_room_again(
+def test_b08_a_run_that_may_go_on_with_a_full_disk_says_so_and_saves_when_there_is_room_again(
     base: Path, whole: Outcome, begun: Path
 ) -> None:
+    """B08: by option it goes on."""
     run = base / "lives with it"
     shutil.copytree(begun, run)
     filled: list[int] = []
@@ -125,14 +127,15 @@ def test_a_disk_that_fills_up_in_the_middle_of_an_export_leaves_none_and_every_c
         assert outcome(run) == whole
 
 
-def test_a_folder_that_is_read_only_is_found_before_the_first_step_and_names_itself(
+def test_b16_a_folder_that_is_read_only_is_found_before_the_first_step_and_names_itself(
     base: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """B16: though the first save would come after a thousand steps."""
     for name, words in (("checkpoints", "cannot keep checkpoints in"), ("export", "cannot export to")):
         run = base / f"read-only {name}"
         with small_disk(run / name) as disk:
             disk.protect(read_only=True)
-            assert started(base, run) == 1
+            assert started(base, run, "checkpoint.every=1000") == 1
             error = capsys.readouterr().err
             assert words in error and str(run / name) in error and "Read-only file system" in error, error
             assert not checkpoint_of(run, 3).exists()
@@ -156,9 +159,10 @@ def test_a_disk_that_becomes_read_only_in_a_save_stops_the_run_and_what_it_left_
         assert not half_done(run)
 
 
-def test_an_old_checkpoint_that_somebody_holds_is_warned_of_stays_and_goes_when_it_can(
+def test_b05_an_old_checkpoint_that_somebody_holds_is_warned_of_stays_and_goes_when_it_can(
     base: Path, whole: Outcome, begun: Path
 ) -> None:
+    """B05: a mount point, whose name nobody can change."""
     run = base / "held"
     shutil.copytree(begun, run)
     oldest = whole_steps(run)[0]
