@@ -1,4 +1,9 @@
+import errno
+import mmap
+import os
+import random
 import struct
+import threading
 from pathlib import Path
 
 import numpy
@@ -6,10 +11,14 @@ import pytest
 import safetensors
 import safetensors.numpy
 import xxhash
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tidemill.checkpoint.safetensors_file import TensorFile, checksum, file_size, slots_of, write_tensors
+from tidemill.checkpoint.safetensors_header import lay_out, pack_header
 from tidemill.contracts.checkpoint import TensorBytes, WrittenFile
 from tidemill.errors import CheckpointError
+from tidemill.faults import FaultInjected, armed, passed
 
 ARRAYS = {
     "w": numpy.arange(12, dtype=numpy.float32).reshape(3, 4),
@@ -96,3 +105,118 @@ def test_an_existing_file_is_never_written_over(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         write(tmp_path / "a", as_bytes(ARRAYS))
     assert (tmp_path / "a").read_bytes() == b"mine"
+
+
+BLOCK, CHUNK = 16384, 4096
+
+
+@st.composite
+def tensors_in_pieces(draw: st.DrawFn) -> dict[str, list[bytes]]:
+    """Bytes of tensors of bytes, each in pieces, some of which are empty."""
+    lengths = st.lists(st.integers(0, 9000), min_size=0, max_size=4)
+    sizes = draw(st.lists(lengths, max_size=8))
+    dice = random.Random(draw(st.integers(0, 1 << 30)))
+    return {f"w{number:02d}": [dice.randbytes(size) for size in pieces] for number, pieces in enumerate(sizes)}
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(tensors=tensors_in_pieces())
+def test_a_file_of_any_blocks_is_the_header_and_the_bytes_one_behind_the_other(
+    tensors: dict[str, list[bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("safetensors_file", "blocks"):
+        monkeypatch.setattr(f"tidemill.checkpoint.{module}.BLOCK_BYTES", BLOCK)
+        monkeypatch.setattr(f"tidemill.checkpoint.{module}.CHUNK_BYTES", CHUNK)
+    whole = {name: b"".join(pieces) for name, pieces in tensors.items()}
+    slots = lay_out({name: ("U8", (len(data),)) for name, data in whole.items()})
+    wanted = pack_header(slots, {}) + b"".join(whole[slot.name] for slot in slots)
+    path, asked, told, ends = tmp_path / "a", list[str](), list[int](), dict[str, int]()
+
+    def pieces_of(name: str) -> list[memoryview]:
+        asked.append(name)
+        return [memoryview(piece) for piece in tensors[name]]
+
+    path.unlink(missing_ok=True)
+    with passed() as points:
+        file = write_tensors(
+            path,
+            slots,
+            pieces_of,
+            metadata={},
+            faults="checkpoint",
+            advance=told.append,
+            written=lambda name: ends.__setitem__(name, sum(told)),
+        )
+    assert path.read_bytes() == wanted
+    blocks = [wanted[start : start + BLOCK] for start in range(0, len(wanted), BLOCK)]
+    assert file.blocks == tuple(map(checksum, blocks)) and told == list(map(len, blocks))
+    assert asked == list(ends) == [slot.name for slot in slots]
+    start = len(wanted) - (slots[-1].end if slots else 0)
+    for slot in slots:  # as soon as it can be, and no sooner
+        assert start + slot.end <= ends[slot.name] < start + slot.end + BLOCK
+    assert points == ["checkpoint.open", *["checkpoint.write"] * len(blocks), "checkpoint.fsync-file"]
+    read = safetensors.numpy.load_file(path)
+    assert {name: array.tobytes() for name, array in read.items()} == whole
+
+
+def aligned(size: int) -> memoryview:
+    memory = mmap.mmap(-1, size)
+    memory.write(random.Random(size).randbytes(size))
+    return memoryview(memory)
+
+
+def test_large_tensors_that_fill_pages_go_out_as_they_lie_and_others_by_way_of_a_buffer(tmp_path: Path) -> None:
+    large, odd = aligned(9 << 20), aligned((9 << 20) + 5)[5:]
+    tensors = {
+        name: TensorBytes(dtype="U8", shape=(len(data),), data=data) for name, data in {"a": large, "b": odd}.items()
+    }
+    write(tmp_path / "a", tensors)
+    read = TensorFile(tmp_path / "a").tensors()
+    assert all(read[name].data == tensor.data for name, tensor in tensors.items())
+
+
+@pytest.mark.parametrize("pieces", [[b"12345678", b"9"], [b"1234567"], []])
+def test_a_tensor_that_gives_other_bytes_than_it_said_is_refused(tmp_path: Path, pieces: list[bytes]) -> None:
+    slots = lay_out({"w": ("U8", (8,))})
+    with pytest.raises(CheckpointError, match="tensor 'w' gave [+-][0-9]+ bytes beside the 8 it has"):
+        write_tensors(
+            tmp_path / "a",
+            slots,
+            lambda name: map(memoryview, pieces),
+            metadata={},
+            faults="checkpoint",
+            advance=lambda count: None,
+        )
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3, 4])
+@pytest.mark.parametrize("action", ["raise", "disk-full"])
+def test_a_failure_at_any_block_is_the_callers_and_no_thread_writes_any_more(
+    tmp_path: Path, nth: int, action: str
+) -> None:
+    data = aligned(60 << 20)
+    before = threading.active_count()
+    with armed(f"checkpoint.write={action}@{nth}"), pytest.raises((FaultInjected, OSError)):
+        write(tmp_path / "a", {"w": TensorBytes(dtype="U8", shape=(len(data),), data=data)})
+    assert threading.active_count() == before
+
+
+def test_a_disk_that_is_full_in_the_middle_is_an_os_error_of_the_caller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, real = aligned(60 << 20), os.pwrite
+
+    def full(descriptor: int, view: memoryview, start: int) -> int:
+        if start >= 24 << 20:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(descriptor, view, start)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    told: list[int] = []
+    slots = lay_out({"w": ("U8", (len(data),))})
+    before = threading.active_count()
+    with pytest.raises(OSError, match="No space left"):
+        write_tensors(
+            tmp_path / "a", slots, lambda name: (data,), metadata={}, faults="checkpoint", advance=told.append
+        )
+    assert told == [16 << 20] and threading.active_count() == before

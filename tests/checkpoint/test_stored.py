@@ -1,9 +1,12 @@
+import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.checkpoint.conftest import FakeTrainer, Rig
 
 from tidemill.checkpoint.manifest import Manifest
 from tidemill.checkpoint.safetensors_file import checksum
@@ -131,3 +134,36 @@ def test_pieces_that_disagree_are_broken_and_named(in_ranks: Path, change: dict[
     (in_ranks / "manifest.json").write_bytes(replace(manifest, files=files).to_bytes())
     with pytest.raises(BrokenCheckpointError, match=f"model/w.*{said}"):
         read_checkpoint(in_ranks, step=2)
+
+
+@pytest.fixture
+def first_format(tmp_path: Path) -> Path:
+    """Step 2 of a trainer of two ranks, as a release whose manifests have a checksum for each slice saved it."""
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(Path(__file__).parents[1] / "data" / "checkpoints" / "format-1", folder)
+    return folder / "step-00000002"
+
+
+def test_a_checkpoint_of_the_first_format_is_restored(first_format: Path) -> None:
+    assert Manifest.read(first_format / "manifest.json").format == 1
+    rig = Rig(first_format.parent, {"attempt": 2}, FakeTrainer(size=64, ranks=2))
+    rig.restore()
+    assert rig.is_at(2) and rig.warnings() == []
+    rig.run(4)
+    assert [Manifest.read(path / "manifest.json").format for path in sorted(first_format.parent.iterdir())] == [1, 2]
+
+
+def test_damage_of_a_checkpoint_of_the_first_format_is_noticed(first_format: Path) -> None:
+    path = first_format / "trainer-00001-of-00002.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    said = f"the checksum of optimizer/exp_avg/w in bytes [4224, 4288) of {path.name} differs"
+    with pytest.raises(BrokenCheckpointError, match=re.escape(said)):
+        read_checkpoint(first_format, step=2)
+
+
+def test_a_checkpoint_of_this_format_without_checksums_is_not_trusted(saved: Path) -> None:
+    manifest = Manifest.read(saved / "manifest.json")
+    files = tuple(replace(entry, blocks=()) for entry in manifest.files)
+    (saved / "manifest.json").write_bytes(replace(manifest, files=files).to_bytes())
+    with pytest.raises(BrokenCheckpointError, match=r"manifest.json has no checksums of trainer-00000-of-00001"):
+        read_checkpoint(saved, step=2)

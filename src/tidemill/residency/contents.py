@@ -18,7 +18,7 @@ from tidemill.units import MIB
 __all__ = ["PagedTensor", "check_loadable", "checksum_of", "put_all", "put_bytes"]
 
 _NOTHING = memoryview(b"")
-_BLOCK_BYTES = 4 * MIB
+_BLOCK_BYTES = 2 * MIB
 _THREADS = 8  # one alone copies at a part of what memory can do
 
 

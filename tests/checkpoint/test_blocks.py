@@ -1,0 +1,154 @@
+"""tidemill.checkpoint.blocks and tidemill.checkpoint.verify: files as blocks, read by several threads and checked."""
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xxhash
+from tests.checkpoint.pieces import Array, counted, piece
+
+from tidemill.checkpoint.blocks import (
+    BLOCK_BYTES,
+    CHUNK_BYTES,
+    Buffers,
+    Stretch,
+    block_count,
+    block_range,
+    fill,
+    flat,
+    sums_of,
+)
+from tidemill.checkpoint.manifest import FileEntry
+from tidemill.checkpoint.shard import LocalShard
+from tidemill.checkpoint.staged import stage
+from tidemill.checkpoint.verify import file_problems
+from tidemill.contracts.checkpoint import Snapshot
+from tidemill.contracts.state import Cursor, RunState
+from tidemill.errors import CheckpointError
+
+MIB = 1 << 20
+
+
+def test_blocks_are_sixteen_mebibytes_of_the_file_and_the_last_one_is_what_is_left() -> None:
+    assert [block_count(size) for size in (0, 1, BLOCK_BYTES, BLOCK_BYTES + 1)] == [0, 1, 1, 2]
+    assert BLOCK_BYTES == 16 * MIB and block_range(1, BLOCK_BYTES + 5) == (BLOCK_BYTES, BLOCK_BYTES + 5)
+
+
+def test_views_large_and_small_are_copied_one_behind_the_other() -> None:
+    sizes = [0, 1, 3, 100_000, 0, 7, 16 << 10, (16 << 10) - 1]
+    data = np.random.default_rng(1).integers(0, 256, sum(sizes), dtype=np.uint8).tobytes()
+    ends = np.cumsum(sizes).tolist()
+    views = [memoryview(data)[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+    buffer = memoryview(bytearray(len(data) + 5))
+    assert fill(buffer, views) == len(data)
+    assert bytes(buffer) == data + bytes(5)
+
+
+def test_a_view_of_no_elements_is_flat_too() -> None:
+    assert flat(memoryview(np.zeros((0, 3)))).nbytes == 0
+    assert bytes(flat(memoryview(np.arange(3, dtype=np.int16)))) == np.arange(3, dtype=np.int16).tobytes()
+
+
+def test_there_are_no_more_buffers_than_threads_and_each_has_one_for_itself() -> None:
+    buffers, held = Buffers(5, count=2), threading.Event()
+    with buffers.one() as first, buffers.one() as second:
+        first[:], second[:] = b"\x01" * len(first), b"\x02" * len(second)
+        assert len(first) == 4096 and first[0] == 1
+        waiting = threading.Thread(target=lambda: [held.set() for _ in [buffers.one().__enter__()]])
+        waiting.start()
+        assert not held.wait(0.05)
+    assert held.wait(5)
+    waiting.join()
+
+
+def test_sums_of_stretches_are_those_of_their_bytes_in_order(tmp_path: Path) -> None:
+    data = np.random.default_rng(2).integers(0, 256, 2 * CHUNK_BYTES + 77, dtype=np.uint8).tobytes()
+    (tmp_path / "a").write_bytes(data)
+    (tmp_path / "b").write_bytes(data[:1000])
+    ends = [(0, len(data)), (5, 5), (77, CHUNK_BYTES + 99), (1, 2)]
+    stretches = [Stretch(tmp_path / "a", begin, end) for begin, end in ends] + [Stretch(tmp_path / "b", 1, 1000)]
+    found: list[tuple[int, str]] = []
+    told: list[int] = []
+    sums_of(stretches, lambda number, digest: found.append((number, digest)), told.append)
+    wanted = [data[begin:end] for begin, end in ends] + [data[1:1000]]
+    assert found == [(number, xxhash.xxh3_64_hexdigest(part)) for number, part in enumerate(wanted)]
+    assert told == [len(part) for part in wanted]
+
+
+def test_a_file_that_becomes_shorter_is_said_to_and_a_missing_one_is_an_os_error(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(bytes(10))
+    with pytest.raises(CheckpointError, match="a became shorter while it was read"):
+        sums_of([Stretch(tmp_path / "a", 0, 11)], lambda number, digest: None)
+    with pytest.raises(FileNotFoundError):
+        sums_of([Stretch(tmp_path / "gone", 0, 11)] * 3, lambda number, digest: None)
+
+
+def written(folder: Path, arrays: dict[str, tuple[Array, str]]) -> FileEntry:
+    """Of a file of these arrays and their dtypes in `folder`."""
+    tensors = {name: piece(array, (0,), array.shape, dtype) for name, (array, dtype) in arrays.items()}
+    state = RunState(step=1, attempt=1, seed=0, cursor=Cursor(), warm_up_cursor=Cursor())
+    (file,) = stage(state, {"trainer": Snapshot(shards=[LocalShard(tensors)])}).files
+    return file.entry(file.shard.write(folder / file.name, lambda count: None).blocks)
+
+
+@pytest.fixture
+def entry(tmp_path: Path) -> FileEntry:
+    """Of a file of three blocks in `tmp_path`: `small` lies in the first, `w` in all, `tail` in the last."""
+    shapes = {"small": (4, "I64"), "tail": (9, "U8"), "w": (10 * MIB, "F32")}
+    return written(tmp_path, {name: (counted((size,), dtype), dtype) for name, (size, dtype) in shapes.items()})
+
+
+def damaged(path: Path, places: list[int]) -> None:
+    with path.open("r+b") as file:
+        for place in places:
+            file.seek(place)
+            old = file.read(1)
+            file.seek(place)
+            file.write(bytes([old[0] ^ 1]))
+
+
+def test_a_whole_file_has_no_problem_and_all_of_it_is_read(tmp_path: Path, entry: FileEntry) -> None:
+    told: list[int] = []
+    assert file_problems(tmp_path, [entry], told.append) == []
+    assert sum(told) == entry.bytes and len(entry.blocks) == 3
+
+
+@pytest.mark.parametrize(
+    ("places", "said"),
+    [
+        ([4096], "small, w in bytes [0, 16777216)"),
+        ([17 * MIB], "w in bytes [16777216, 33554432)"),
+        ([40 * MIB + 4100], "w, tail in bytes [33554432, 41947177)"),
+        ([4096, 17 * MIB], "small, w in bytes [0, 33554432)"),
+        ([5000, 33 * MIB], "small, w, tail in bytes [0, 16777216), [33554432, 41947177)"),
+    ],
+)
+def test_damage_is_told_by_the_tensors_in_it_and_its_bytes(
+    tmp_path: Path, entry: FileEntry, places: list[int], said: str
+) -> None:
+    damaged(tmp_path / entry.name, places)
+    assert file_problems(tmp_path, [entry], lambda count: None) == [f"the checksum of {said} of {entry.name} differs"]
+
+
+def test_a_long_list_of_tensors_ends_with_how_many_more_there_are(tmp_path: Path) -> None:
+    many = written(tmp_path, {name: (counted((4,)), "F32") for name in "abcde"})
+    damaged(tmp_path / many.name, [4096])
+    (text,) = file_problems(tmp_path, [many], lambda count: None)
+    assert "of a, b, c and 2 tensors more in bytes [0, 4176)" in text
+
+
+def test_a_manifest_with_too_few_checksums_is_noticed(tmp_path: Path, entry: FileEntry) -> None:
+    (text,) = file_problems(tmp_path, [replace(entry, blocks=entry.blocks[:2])], lambda count: None)
+    assert text == f"manifest.json has 2 checksums of {entry.name}, not 3"
+
+
+def test_what_is_raised_by_who_is_told_ends_the_reading(tmp_path: Path, entry: FileEntry) -> None:
+    def stop(count: int) -> None:
+        raise KeyboardInterrupt
+
+    before = threading.active_count()
+    with pytest.raises(KeyboardInterrupt):
+        file_problems(tmp_path, [entry], stop)
+    assert threading.active_count() == before
