@@ -1,6 +1,12 @@
-import argparse
+"""`tidemill ckpt ls | verify | export`.
+
+Modules: tidemill.cli.ckpt, tidemill.cli.ckpt_list, tidemill.cli.ckpt_export, tidemill.cli.ckpt_found,
+tidemill.cli.ckpt_table, tidemill.cli.ckpt_arguments, tidemill.cli.progress.
+"""
+
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,15 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.checkpoint.pieces import shards_of
+from tests.cli.conftest import Ckpt, SavedRun
 from transformers import AutoModelForCausalLM, Qwen3Config
-
-from tidemill.checkpoint.commit import Committer
-from tidemill.checkpoint.staged import stage
-from tidemill.cli.ckpt import main
-from tidemill.contracts.checkpoint import Snapshot
-from tidemill.contracts.state import Cursor, RunState
-from tidemill.errors import CheckpointError, ConfigError
 
 CONFIG = Qwen3Config(
     vocab_size=64,
@@ -30,52 +29,36 @@ CONFIG = Qwen3Config(
 )
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Any:
-    """A tiny model, its base folder beside it."""
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """A tiny model and its folder."""
     torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("models") / "base"
     built = AutoModelForCausalLM.from_config(CONFIG)
-    built.save_pretrained(tmp_path / "base")
-    return built.eval()
+    built.save_pretrained(folder)
+    return built.eval(), folder
+
+
+@pytest.fixture
+def model(base: tuple[Any, Path]) -> Any:
+    return base[0]
 
 
 @pytest.fixture(params=[1, 3])
-def run(tmp_path: Path, model: Any, request: pytest.FixtureRequest) -> Path:
-    """A run folder with checkpoints of steps 2, 4 and 6 of that model, by one rank and by three."""
-    folder = tmp_path / "ein run ü"
-    (folder / "checkpoints").mkdir(parents=True)
-    arrays = {f"model/{name}": tensor.detach().numpy() for name, tensor in model.named_parameters()}
-    shards = shards_of(arrays, request.param)
-    committer = Committer(
-        folder=folder / "checkpoints",
-        attempt=1,
-        identity={},
-        settings={"settings": {"model": str(tmp_path / "base")}, "origins": {}},
-        retention={"keep_last": 1, "keep_every": 4},
-    )
+def run(tmp_path: Path, base: tuple[Any, Path], request: pytest.FixtureRequest) -> SavedRun:
+    """Checkpoints of steps 2, 4 and 6 of that model, by one rank and by three."""
+    made = SavedRun(tmp_path / "ein run ü", base[1])
+    arrays = {f"model/{name}": tensor.detach().numpy() for name, tensor in base[0].named_parameters()}
     for step in (2, 4, 6):
-        state = RunState(step=step, attempt=1, seed=0, cursor=Cursor(), warm_up_cursor=Cursor())
-        committer.commit(stage(state, {"trainer": Snapshot(shards=shards)}), lambda count: None)
-    return folder
+        made.save(step, arrays, ranks=request.param)
+    return made
 
 
-def call(run: Path, action: str, **options: Any) -> int:
-    defaults = {"step": None, "out": None, "dtype": "auto", "json": False}
-    return main(argparse.Namespace(run=run, action=action, **defaults | options))
-
-
-def damage(run: Path, step: int) -> None:
-    path = next((run / "checkpoints" / f"step-{step:08d}").glob("trainer-00000-of-*.safetensors"))
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-
-
-def test_ls_says_step_age_size_state_and_why_each_is_kept(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    damage(run, 4)
-    (run / "checkpoints" / "step-00000005").mkdir()
-    assert call(run, "ls") == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_ls_says_step_age_size_state_and_why_each_is_kept(run: SavedRun, ckpt: Ckpt) -> None:
+    run.damage(4)
+    run.path(5).mkdir()
+    assert ckpt("ls", run.folder) == 0
+    lines = ckpt.out.splitlines()
     assert lines[0].split() == ["step", "age", "size", "complete", "verified", "why", "kept"]
     rows = {line.split()[0]: line for line in lines[1:]}
     assert rows["2"].endswith("yes       yes       goes at the next save")
@@ -83,64 +66,136 @@ def test_ls_says_step_age_size_state_and_why_each_is_kept(run: Path, capsys: pyt
     assert rows["5"].endswith("no        no        not whole: never deleted")
     assert rows["6"].endswith("yes       yes       the newest")
     assert "step-00000005: manifest.json is missing" in lines
-    assert any(line.startswith("step-00000004: the checksum of model/") for line in lines)
+    assert any(line.startswith("step-00000004: ") for line in lines)
 
 
-def test_ls_as_json_can_be_read_by_a_program(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(run, "ls", json=True) == 0
-    rows = json.loads(capsys.readouterr().out)["checkpoints"]
+def test_ls_as_json_can_be_read_by_a_program(run: SavedRun, ckpt: Ckpt) -> None:
+    assert ckpt("ls", run.folder, "--json") == 0
+    rows = ckpt.told["checkpoints"]
     assert [row["step"] for row in rows] == [2, 4, 6] and all(row["verified"] and row["bytes"] > 4096 for row in rows)
 
 
-def test_verify_ends_with_0_only_when_all_hold(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(run, "verify") == 0
-    assert capsys.readouterr().out.count("holds") == 3
-    damage(run, 4)
-    assert call(run, "verify") == 1
-    assert "step-00000004: the checksum of" in capsys.readouterr().out
-    assert call(run, "verify", step=6) == 0
-    assert call(run, "verify", step=4, json=True) == 1
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["holds"] is False
+def test_ls_names_the_best_by_what_the_run_recorded(run: SavedRun, ckpt: Ckpt) -> None:
+    manifest = run.path(6) / "manifest.json"
+    from tidemill.checkpoint.manifest import Manifest
+
+    told = Manifest.read(manifest)
+    kept = {"keep_last": 1, "keep_every": 0, "keep_best": "-policy/loss"}
+    manifest.write_bytes(type(told)(**{**vars(told), "retention": kept}).to_bytes())
+    lines = [{"kind": "metrics", "step": step, "policy/loss": loss} for step, loss in ((0, -9), (2, 0.25), (4, 0.5))]
+    (run.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert ckpt("ls", run.folder, "--json") == 0
+    assert [row["kept"] for row in ckpt.told["checkpoints"]] == [
+        "the best by -policy/loss (0.25)",
+        "goes at the next save",
+        "the newest",
+    ]
 
 
-@pytest.mark.parametrize("action", ["ls", "verify", "export"])
-def test_a_folder_without_checkpoints_is_a_usage_error(tmp_path: Path, action: str) -> None:
-    with pytest.raises(ConfigError, match="no checkpoints in"):
-        call(tmp_path, action)
+def test_verify_ends_with_0_only_when_all_hold(run: SavedRun, ckpt: Ckpt) -> None:
+    assert ckpt("verify", run.folder) == 0
+    assert ckpt.out.count("holds") == 3
+    run.damage(4)
+    assert ckpt("verify", run.folder) == 1
+    assert "step-00000004: " in ckpt.out and ckpt.out.count("holds") == 2
+    assert ckpt("verify", run.folder, "--step", 6) == 0
+    assert ckpt("verify", run.folder, "--step", 4, "--json") == 1
+    assert ckpt.told["holds"] is False
 
 
-def test_a_step_that_is_not_there_is_answered_with_those_that_are(run: Path) -> None:
-    with pytest.raises(ConfigError, match="no checkpoint of step 5 in .*; there are 2, 4, 6"):
-        call(run, "verify", step=5)
+@pytest.mark.parametrize("action", ["ls", "verify", "inspect", "export", "prune", "diff"])
+def test_what_holds_no_checkpoints_is_a_usage_error(tmp_path: Path, ckpt: Ckpt, action: str) -> None:
+    words = {"export": ["--out", tmp_path / "out"], "diff": [tmp_path]}.get(action, [])
+    assert ckpt(action, tmp_path, *words) == 2
+    assert f"no checkpoints in {tmp_path / 'checkpoints'}; name a run's folder (run.dir)" in ckpt.err
+    (tmp_path / "a file").write_text("")
+    for name, told in (("a file", "is no folder"), ("none", "is not there"), ("x" * 300, "is not there")):
+        assert ckpt(action, tmp_path / name, *words) == 2
+        assert f"{told}; name a run's folder" in ckpt.err
+    (tmp_path / "checkpoints").mkdir()
+    assert ckpt(action, tmp_path, *words) == 2
+    assert "the run has not saved any yet" in ckpt.err
 
 
-def test_export_takes_the_newest_whole_one(
-    run: Path, model: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_step_that_is_not_there_is_answered_with_those_that_are(run: SavedRun, ckpt: Ckpt) -> None:
+    assert ckpt("verify", run.folder, "--step", 5) == 2
+    assert "no checkpoint of step 5 in " in ckpt.err and "; there are 2, 4, 6" in ckpt.err
+    assert ckpt("verify", run.path(4), "--step", 6) == 2
+    assert "there is 4" in ckpt.err
+
+
+def test_a_run_may_be_named_in_many_ways(
+    run: SavedRun, ckpt: Ckpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    damage(run, 6)
-    assert call(run, "export", out=tmp_path / "out", json=True) == 0
-    captured = capsys.readouterr()
-    assert json.loads(captured.out) == {"export": str(tmp_path / "out"), "step": 4}
-    assert "step-00000006 is not whole and is passed over" in captured.err
+    (tmp_path / "link").symlink_to(run.folder)
+    shutil.copytree(run.path(4), tmp_path / "my copy")
+    run.path(6).rename(run.path(6).with_name("step-00000006.aside-2"))
+    monkeypatch.chdir(run.path(2))
+    ways = {
+        tmp_path / "link": [2, 4],
+        run.folder / "checkpoints": [2, 4],
+        tmp_path / "link" / "checkpoints" / "step-00000004": [4],
+        run.path(6).with_name("step-00000006.aside-2"): [6],
+        tmp_path / "my copy": [4],
+        Path(): [2],
+        Path("../.."): [2, 4],
+    }
+    for path, steps in ways.items():
+        assert ckpt("verify", path, "--json") == 0, path
+        assert [row["step"] for row in ckpt.told["checkpoints"]] == steps, path
+    assert ckpt("ls", tmp_path / "my copy", "--json") == 0
+    assert ckpt.told["checkpoints"][0]["kept"] == "in no run's care: never deleted"
+    assert ckpt("ls", run.path(2), "--json") == 0
+    assert ckpt.told["checkpoints"][0]["kept"] == "goes at the next save"
+
+
+def test_export_takes_the_newest_whole_one(run: SavedRun, ckpt: Ckpt, model: Any, tmp_path: Path) -> None:
+    run.damage(6)
+    assert ckpt("export", run.folder, "--out", tmp_path / "out", "--json") == 0
+    assert ckpt.told == {"export": str(tmp_path / "out"), "step": 4}
+    assert "step-00000006 is not whole and is passed over" in ckpt.err
     ids = torch.tensor([[1, 2, 3]])
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     with torch.no_grad():
         assert torch.equal(loaded(ids).logits, model(ids).logits)
+    assert ckpt("export", run.folder, "--out", tmp_path / "out") == 2
+    assert "it is there already" in ckpt.err
 
 
-def test_export_of_a_damaged_step_is_refused(run: Path, tmp_path: Path) -> None:
-    damage(run, 6)
-    with pytest.raises(CheckpointError, match="cannot export .*the checksum of"):
-        call(run, "export", step=6, out=tmp_path / "out")
-    assert call(run, "export", step=4, out=tmp_path / "out", dtype="bfloat16") == 0
+def test_export_of_a_damaged_step_is_refused(run: SavedRun, ckpt: Ckpt, tmp_path: Path) -> None:
+    run.damage(6)
+    for place in ((run.folder, "--step", 6), (run.path(6),)):
+        assert ckpt("export", *place, "--out", tmp_path / "out") == 1
+        assert "cannot export " in ckpt.err and "step-00000006" in ckpt.err and "take another step" in ckpt.err
+    assert ckpt("export", run.folder, "--step", 4, "--out", tmp_path / "out", "--dtype", "bfloat16") == 0
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
+    for step in (2, 4):
+        run.damage(step)
+    assert ckpt("export", run.folder, "--out", tmp_path / "other") == 1
+    assert "none of its 3 checkpoints is whole" in ckpt.err
 
 
-def test_looking_needs_no_torch(run: Path) -> None:
+@pytest.mark.parametrize(
+    "words", [["ls"], ["verify"], ["inspect", "--tensors", "--statistics"], ["prune", "--dry-run"]]
+)
+def test_looking_needs_no_torch(run: SavedRun, words: list[str]) -> None:
     assert importlib.util.find_spec("torch") is not None
     code = (
-        "import argparse, sys; from pathlib import Path; from tidemill.cli.ckpt import main;"
-        f"main(argparse.Namespace(run=Path({str(run)!r}), action='ls', json=True));"
-        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+        "import sys; from tidemill.cli.main import main;"
+        f"code = main(['ckpt', {words[0]!r}, {str(run.folder)!r}, *{words[1:]!r}]);"
+        "sys.exit(code or 'torch' in sys.modules or 'transformers' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize("words", [["ls"], ["ls", "--json"], ["verify"], ["inspect"], ["prune", "--dry-run"]])
+def test_a_reader_that_goes_away_is_told_by_the_exit_code(run: SavedRun, words: list[str]) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tidemill", "ckpt", words[0], str(run.folder), *words[1:]],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert (process.stderr.read(), process.wait(60)) == (b"", 141)
+    process.stderr.close()

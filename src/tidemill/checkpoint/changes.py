@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["changed_settings"]
+__all__ = ["changed_settings", "leaves"]
 
 _MISSING = "not set"
 
 
 def changed_settings(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """`path: was -> is` of each setting that differs, in order of the paths. Tables are compared value by value."""
-    before, after = dict(_leaves(saved)), dict(_leaves(now))
+    before, after = dict(leaves(saved)), dict(leaves(now))
     return [
         f"{path}: {_shown(before.get(path, _MISSING))} -> {_shown(after.get(path, _MISSING))}"
         for path in sorted({*before, *after})
@@ -22,9 +22,10 @@ def _shown(value: Any) -> Any:
     return '""' if value == "" else value
 
 
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Path and value of everything in nested tables that is no table itself."""
     for name, value in tree.items():
         if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{name}.")
+            yield from leaves(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
+from tidemill.cli.ckpt_arguments import add_ckpt
 from tidemill.units import parse_bytes
 
 __all__ = ["parser"]
@@ -35,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
     _verb(verbs, "plan", "show what a run takes of memory, before it starts", _plan)
     _verb(verbs, "rollout", "generate and score answers, without a trainer", _rollout)
     _verb(verbs, "report", "write the page of a run", _report)
-    _verb(verbs, "ckpt", "list, verify or export checkpoints", _ckpt)
+    _verb(verbs, "ckpt", "list, verify, compare, prune, export or convert checkpoints", add_ckpt)
     _verb(verbs, "model", "import a model into a checked local folder", _model)
     return top
 
@@ -83,25 +84,6 @@ def _rollout(verb: argparse.ArgumentParser) -> None:
 def _report(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("run", type=Path, metavar="RUN", help="run folder")
     _json(verb)
-
-
-def _ckpt(verb: argparse.ArgumentParser) -> None:
-    actions = verb.add_subparsers(dest="action", required=True, metavar="ls | verify | export")
-    ls = actions.add_parser("ls", help="list checkpoints", description="List the checkpoints of a run.")
-    verify = actions.add_parser("verify", help="read them back", description="Read checkpoints back and compare sums.")
-    export = actions.add_parser("export", help="write a model folder", description="Write a folder for transformers.")
-    for action in (ls, verify, export):
-        action.add_argument("run", type=Path, metavar="RUN", help="run folder")
-        _json(action)
-    for action in (verify, export):
-        action.add_argument("--step", type=_count, default=None, metavar="N", help="this checkpoint only")
-    export.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write; it must not exist")
-    export.add_argument(
-        "--dtype",
-        choices=("auto", "float32", "bfloat16"),
-        default="auto",
-        help="precision; auto is that of the base model (default)",
-    )
 
 
 def _model(verb: argparse.ArgumentParser) -> None:
