@@ -1,6 +1,8 @@
 """The manager as a run meets it: saves, stops, resumes, refusals."""
 
 import errno
+import fcntl
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -13,7 +15,7 @@ import pytest
 
 from tidemill.checkpoint.manager import CheckpointManager
 from tidemill.contracts.checkpoint import Checkpointer, Snapshot
-from tidemill.contracts.events import CheckpointEvent, PhaseDone
+from tidemill.contracts.events import CheckpointEvent, Notice, PhaseDone
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.residency import Tenant
 from tidemill.contracts.state import Cursor
@@ -150,6 +152,26 @@ def test_a_stop_whose_save_fails_twice_says_so(make_rig: MakeRig) -> None:
         rig.manager.save(rig.state)
         rig.manager.drain()
     assert rig.names() == []
+
+
+def test_a_folder_that_takes_no_direct_writes_is_told_of_once(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.pwrite
+
+    def buffered_only(descriptor: int, data: memoryview, start: int) -> int:
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return write(descriptor, data, start)
+
+    monkeypatch.setattr(os, "pwrite", buffered_only)
+    rig = make_rig()
+    rig.run(6)
+    told = [event.text for event in rig.events if isinstance(event, Notice) and "O_DIRECT" in event.text]
+    assert len(told) == 1 and str(rig.folder) in told[0]
+    again = make_rig(attempt=2)
+    again.restore()
+    assert again.is_at(6)
 
 
 def test_a_restored_checkpoint_is_told_of_for_its_writer_may_have_died_before(make_rig: MakeRig) -> None:

@@ -37,7 +37,7 @@ _NOT_SHARED = "checkpoints must lie on a file system that every host of the run 
 class Committer:
     """Writes checkpoints of one run and attempt into `folder`. `free` counts the bytes that a folder has room for.
 
-    `tell` is told, at each file, of what makes it slower than the disk. `read_again` says of which steps the snapshots
+    `tell` is told, at each save, of what makes it slower than the disk. `read_again` says of which steps the snapshots
     are read once more behind the save; those of others are let go of piece by piece.
     """
 
@@ -117,7 +117,11 @@ class Committer:
         point("checkpoint.mkdir")
         work.mkdir()
         last = not self.read_again(staged.step)
-        files = together([partial(self._write_file, work, file, last=last) for file in staged.files], advance)
+        slow: list[str] = []
+        jobs = [partial(self._write_file, work, file, slow, last=last) for file in staged.files]
+        files = together(jobs, advance)
+        if slow:
+            self.tell(f"{self.folder} {_BUFFERED}")
         _check_whole(staged, files)
         write_durably(work / STATE, staged.state, fault="checkpoint.state", fsync_fault="checkpoint.fsync-state")
         files.append(FileEntry(STATE, "", len(staged.state), checksum(staged.state), ()))
@@ -147,7 +151,10 @@ class Committer:
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"cannot save the settings or the identity of the run: {error}") from None
 
-    def _write_file(self, work: Path, file: StagedFile, advance: Callable[[int], None], *, last: bool) -> FileEntry:
+    def _write_file(
+        self, work: Path, file: StagedFile, slow: list[str], advance: Callable[[int], None], *, last: bool
+    ) -> FileEntry:
+        """`slow` gets the name of a file that was not written past the page cache."""
         path = work / file.name
         try:
             written = file.shard.write(path, advance, last=last)
@@ -169,7 +176,7 @@ class Committer:
         if _begin_of(path, len(file.header)) != file.header or len(written.blocks) != block_count(size):
             raise CheckpointError(f"{file.name} was written with other tensors than those that were to be saved")
         if not written.direct:
-            self.tell(f"{self.folder} {_BUFFERED}")
+            slow.append(file.name)
         return file.entry(written.blocks)
 
     def _publish(self, work: Path, final: Path, advance: Callable[[int], None]) -> None:
