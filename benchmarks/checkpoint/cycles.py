@@ -28,7 +28,8 @@ BEGUN, SAVED = "begun", "saved"
 Laps = dict[str, float]
 """Seconds of one cycle by what they were spent on: `wake`, `train`, `call` (which saves), `sleep`, `rollout`."""
 LAPS = ("wake", "train", "call", "sleep", "rollout")
-_PLAIN = 3
+_BEFORE, _AFTER = 3, 2
+"""Cycles without a save before all saves, and after them."""
 _MOST = 10
 _SHORT = 0.02
 """Seconds of a rollout behind which nothing is written."""
@@ -172,9 +173,9 @@ class Loop:
         self.peak = max(self.peak, host_peak())
         return self.peak
 
-    def plain(self) -> list[Laps]:
-        """Cycles without a save; one more before them is not counted."""
-        return [self.cycle(_SHORT) for _ in range(_PLAIN + 1)][1:]
+    def plain(self, count: int) -> list[Laps]:
+        """Cycles without a save."""
+        return [self.cycle(_SHORT) for _ in range(count)]
 
     def window(self, rollout: float) -> Window:
         """Cycles with one save; when it returns nothing is written any more."""
@@ -209,12 +210,12 @@ def go_through(pipe: Connection, arm_name: str, case: Case, folder: Path) -> Non
     arm = ARMS[arm_name](house, folder)
     forget_host_peak()
     loop = Loop(house, arm, device, asleep=sleeps(arm_name))
-    plain = loop.plain()
+    plain = loop.plain(_BEFORE + 1)[1:]  # the first one of a process is slower than others
     windows = {"half": loop.window(rollout / 2)} if has_half(arm_name) else {}
     windows["full"] = loop.window(rollout if is_behind(arm_name) else _SHORT)
     grown = loop.note_peak() - start - (size if device.type == "cpu" else 0)
     _look_at_me(pipe, SAVED)
-    plain += loop.plain()
+    plain += loop.plain(_AFTER)
     writes += [raw.write(case.size)]
     load, reads, right = _load(loop, raw)
     pipe.send(

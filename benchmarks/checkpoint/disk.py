@@ -1,9 +1,10 @@
 """The limits that saves and loads are compared with: plain writes and reads of so many bytes in the same folder.
 
-Written past the page cache where the file system allows it, from memory that is ready, a few blocks under way at once;
-durable at the end like everything here: fsync of the file and of its folder.
+Written past the page cache where the file system allows it, from memory that is ready, into room that is kept, a few
+blocks under way at once; durable at the end like everything here: fsync of the file and of its folder.
 """
 
+import contextlib
 import errno
 import mmap
 import os
@@ -41,6 +42,8 @@ class Raw:
         began = time.perf_counter()
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | self._flag(self.direct), 0o666)
         try:
+            if self.direct:
+                _keep_room(descriptor, size)
             self._all(lambda start, view: _written(descriptor, view, start), size)
             os.fsync(descriptor)
             fsync_folder(self._folder)
@@ -92,6 +95,12 @@ class Raw:
 def _written(descriptor: int, view: memoryview, start: int) -> None:
     if (count := os.pwrite(descriptor, view, start)) != len(view):
         raise OSError(errno.EIO, f"{count} of {len(view)} bytes were written")
+
+
+def _keep_room(descriptor: int, size: int) -> None:
+    """Else a file that grows takes one write at a time; where that cannot be asked for, it does."""
+    with contextlib.suppress(OSError):
+        os.posix_fallocate(descriptor, 0, size)
 
 
 def _takes_direct(folder: Path, memory: mmap.mmap) -> bool:

@@ -5,17 +5,20 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.checkpoint.arms import ARMS, TorchSave, arms_on
-from benchmarks.checkpoint.cycles import Found, Window
+from benchmarks.checkpoint.arms import ARMS, Tidemill, TorchSave, arms_on
+from benchmarks.checkpoint.cycles import Found, Loop, Window
 from benchmarks.checkpoint.disk import Raw, folder_bytes, make_durable
+from benchmarks.checkpoint.house import House
 from benchmarks.checkpoint.runs import Round, figures_of, run_arm
 from benchmarks.offload import cases
 from benchmarks.offload.cases import Case
 
+from tidemill.contracts.events import Event, Progress
 from tidemill.units import MIB
 
 ROOT = Path(__file__).parents[2]
@@ -124,6 +127,26 @@ def test_a_save_that_is_not_loaded_as_it_was_is_reported_as_failing(
     assert figures and all(figure.verified == (verified == [True]) for figure in figures)
     assert bool(rounds) or "SystemExit: 3" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+class SlowDisk(Tidemill):
+    """Its writer needs a second for 64 MiB."""
+
+    def _note(self, event: Event) -> None:
+        super()._note(event)
+        time.sleep(0.2 if isinstance(event, Progress) else 0.0)
+
+
+def test_a_sleep_that_meets_the_writer_loses_time_and_says_how_much(tmp_path: Path) -> None:
+    house = House(Case(name="large", size=64 * MIB, shape="tiny", device="cpu"))
+    loop = Loop(house, SlowDisk(house, tmp_path), torch.device("cpu"), asleep=True)
+    plain = loop.plain(2)
+    window = loop.window(0.0)
+    house.close()
+    assert window.durable > 0.8
+    assert window.reported > 0.3
+    assert window.lost("sleep", plain) > 0.8 * window.reported
+    assert window.stall(plain) > 0.5 * window.reported
 
 
 def test_a_stall_is_what_cycles_with_a_save_take_more_than_as_many_without() -> None:
