@@ -51,7 +51,7 @@ class FakeRemote:
         self.shard = shard
         self.specs = shard.specs
 
-    def write(self, path: Path, advance: Callable[[int], None], *, last: bool = False) -> WrittenFile:
+    def write(self, path: Path, advance: Callable[[int], None], *, last: Collection[str] = ()) -> WrittenFile:
         """See Shard."""
         self.worker.fault(path, advance)
         return self.shard.write(path, advance, last=last)

@@ -1,7 +1,7 @@
 import os
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -216,7 +216,7 @@ class Odd(LocalShard):
         super().__init__(shard._tensors)
         self._shard, self._write = shard, write
 
-    def write(self, path: Path, advance: Callable[[int], None], *, last: bool = False) -> WrittenFile:
+    def write(self, path: Path, advance: Callable[[int], None], *, last: Collection[str] = ()) -> WrittenFile:
         return self._write(path, self._shard)
 
 

@@ -140,7 +140,7 @@ def test_some_of_a_shard_is_a_shard_of_those_alone(tmp_path: Path) -> None:
     array, told = counted((4, 6)), list[str]()
     shard = LocalShard({name: piece(array, (0, 0), (4, 6)) for name in "abc"}, told.append).some(["b", "z"])
     assert list(shard.specs) == ["b"]
-    shard.write(tmp_path / "b", lambda count: None, last=True)
+    shard.write(tmp_path / "b", lambda count: None, last=["b"])
     assert TensorFile(tmp_path / "b").tensors().keys() == {"b"} and told == []
 
 

@@ -37,8 +37,11 @@ def test_each_piece_is_told_of_when_it_is_read_no_more_if_this_was_the_last_file
     shard.write(tmp_path / "a", lambda count: None)
     assert told == []
     seen: list[list[str]] = []
-    shard.write(tmp_path / "b", lambda count: seen.append(list(told)), last=True)
+    shard.write(tmp_path / "b", lambda count: seen.append(list(told)), last=["a", "b", "c"])
     assert (seen, told) == ([[], ["a"]], ["a", "b", "c"])
+    told.clear()
+    shard.write(tmp_path / "c", lambda count: None, last=["c", "a"])
+    assert told == ["a", "c"]
 
 
 def test_its_fault_points_are_those_of_a_checkpoint_unless_named(tmp_path: Path) -> None:

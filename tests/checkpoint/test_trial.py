@@ -13,9 +13,10 @@ import pytest
 
 from tidemill.checkpoint import trial
 from tidemill.checkpoint.catalog import entries
+from tidemill.checkpoint.commit import Committer
 from tidemill.checkpoint.exports import NoExports
 from tidemill.checkpoint.staged import Staged, stage
-from tidemill.contracts.checkpoint import Snapshot
+from tidemill.contracts.checkpoint import Snapshot, TensorBytes
 from tidemill.contracts.events import CheckpointEvent, Notice
 from tidemill.contracts.state import Cursor, RunState
 from tidemill.errors import CheckpointError, WorkerError
@@ -73,7 +74,7 @@ def test_a_trial_writes_reads_and_removes_every_kind_of_file_at_a_fresh_start_an
         rig = make_rig(trial=True, exports=exports)
         assert rig.restore() is None
     assert {"checkpoint.write", "checkpoint.fsync-file", "checkpoint.fsync-state", "checkpoint.rename"} <= set(names)
-    assert "checkpoint.acknowledged" not in names and rig.statuses("durable") == []
+    assert rig.statuses("durable") == rig.statuses("staged") == []
     assert rig.names() == [] and exports.tried == 1 and rig.trainer.held == 0
     rig.run(4)
     again = make_rig(trial=True, exports=exports, attempt=2)
@@ -185,6 +186,18 @@ def test_an_export_is_made_when_its_save_is_durable_and_before_its_snapshot_is_l
     rig.run(8)
     assert exports.done == [4, 8]
     assert seen == [([2, 4], 1), ([2, 4, 6, 8], 1)] and rig.trainer.held == 0
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_save_that_an_export_follows_lets_go_of_all_but_the_weights(tmp_path: Path, again: bool) -> None:
+    told: list[str] = []
+    data = TensorBytes(dtype="U8", shape=(8,), data=memoryview(bytes(8)))
+    tensors = {"model/w": data, "optimizer/exp_avg/w": data}
+    committer = Committer(
+        folder=tmp_path, attempt=1, identity={}, settings={}, retention={}, read_again=lambda step: again
+    )
+    committer.commit(stage(STATE, {"trainer": Snapshot(tensors=tensors, written=told.append)}), lambda count: None)
+    assert sorted(told) == (["optimizer/exp_avg/w"] if again else sorted(tensors))
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

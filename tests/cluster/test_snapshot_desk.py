@@ -169,7 +169,7 @@ def test_a_worker_that_dies_while_it_writes_is_named(desks: Desks, tmp_path: Pat
 
 def test_a_snapshot_released_while_it_is_written_is_let_go_of_afterwards(desks: Desks, tmp_path: Path) -> None:
     desks("trainer-0/checkpoint.write=delay:0.5@2")
-    desks.control("write_shard", 0, tmp_path / "a.safetensors", False, ["w"])
+    desks.control("write_shard", 0, tmp_path / "a.safetensors", [], ["w"])
     for _ in range(2):
         desks.control("release_snapshot", 0)
     assert desks.control("released") == 0
@@ -185,18 +185,18 @@ def test_two_files_of_one_snapshot_come_one_after_the_other(tmp_path: Path) -> N
     desk = SnapshotDesk()
     desk.hold(7, Snapshot(tensors={"w": piece()}))
     with faults.armed("checkpoint.write=delay:0.2"):
-        desk.write(7, tmp_path / "a", False, ["w"])
+        desk.write(7, tmp_path / "a", [], ["w"])
         with pytest.raises(CheckpointError, match="another file"):
-            desk.write(7, tmp_path / "b", False, ["w"])
+            desk.write(7, tmp_path / "b", [], ["w"])
         assert settled(desk, 7).failure is None
-    desk.write(7, tmp_path / "b", False, ["w"])
+    desk.write(7, tmp_path / "b", [], ["w"])
     assert settled(desk, 7).value.blocks == (checksum((tmp_path / "b").read_bytes()),)
 
 
 def test_pieces_of_the_last_file_are_let_go_of_as_they_are_written_and_those_of_others_are_not(tmp_path: Path) -> None:
     desk, told = SnapshotDesk(), list[str]()
     desk.hold(7, Snapshot(tensors={"v": piece(), "w": piece()}, written=told.append))
-    for name, last in {"a": False, "b": True}.items():
+    for name, last in {"a": [], "b": ["v", "w"]}.items():
         assert told == []
         desk.write(7, tmp_path / name, last, ["v", "w"])
         assert settled(desk, 7).failure is None
@@ -235,7 +235,7 @@ def test_a_writer_that_is_ended_by_more_than_an_error_says_so_and_lets_go(
     desk, releases = SnapshotDesk(), list[int]()
     desk.hold(1, Snapshot(tensors={"w": Deadly()}, release=lambda: releases.append(1)))  # type: ignore[dict-item]
     with faults.armed("checkpoint.write=delay:0.2"):
-        desk.write(1, tmp_path / "a", False, ["w"])
+        desk.write(1, tmp_path / "a", [], ["w"])
         if released_meanwhile:
             desk.release(1)
         else:

@@ -20,7 +20,7 @@ from tidemill.checkpoint.durable import free_bytes, fsync_folder, is_full, remov
 from tidemill.checkpoint.manifest import MANIFEST, STATE, FileEntry, Manifest, library_versions
 from tidemill.checkpoint.safetensors_file import checksum
 from tidemill.checkpoint.staged import Staged, StagedFile
-from tidemill.checkpoint.stored import BrokenCheckpointError, read_checkpoint
+from tidemill.checkpoint.stored import MODEL_PREFIX, BrokenCheckpointError, read_checkpoint
 from tidemill.checkpoint.together import together
 from tidemill.errors import CheckpointError, WorkerError
 from tidemill.faults import point, skipped
@@ -37,8 +37,8 @@ _NOT_SHARED = "checkpoints must lie on a file system that every host of the run 
 class Committer:
     """Writes checkpoints of one run and attempt into `folder`. `free` counts the bytes that a folder has room for.
 
-    `tell` is told, at each save, of what makes it slower than the disk. `read_again` says of which steps the snapshots
-    are read once more behind the save; those of others are let go of piece by piece.
+    `tell` is told, at each save, of what makes it slower than the disk. `read_again` says of which steps the weights
+    are read once more behind the save; all else is let go of piece by piece.
     """
 
     folder: Path
@@ -74,7 +74,6 @@ class Committer:
             )
         self.check_room(staged)
         self._commit(staged, work, final, advance)
-        point("checkpoint.acknowledged")
         return final
 
     def try_out(self, small: Staged) -> None:
@@ -116,9 +115,9 @@ class Committer:
     def _write(self, work: Path, staged: Staged, advance: Callable[[int], None]) -> None:
         point("checkpoint.mkdir")
         work.mkdir()
-        last = not self.read_again(staged.step)
+        keeps = self.read_again(staged.step)
         slow: list[str] = []
-        jobs = [partial(self._write_file, work, file, slow, last=last) for file in staged.files]
+        jobs = [partial(self._write_file, work, file, slow, keeps=keeps) for file in staged.files]
         files = together(jobs, advance)
         if slow:
             self.tell(f"{self.folder} {_BUFFERED}")
@@ -152,10 +151,11 @@ class Committer:
             raise CheckpointError(f"cannot save the settings or the identity of the run: {error}") from None
 
     def _write_file(
-        self, work: Path, file: StagedFile, slow: list[str], advance: Callable[[int], None], *, last: bool
+        self, work: Path, file: StagedFile, slow: list[str], advance: Callable[[int], None], *, keeps: bool
     ) -> FileEntry:
         """`slow` gets the name of a file that was not written past the page cache."""
         path = work / file.name
+        last = [name for name in file.specs if not (keeps and name.startswith(MODEL_PREFIX))]
         try:
             written = file.shard.write(path, advance, last=last)
         except FileNotFoundError as error:
@@ -186,6 +186,7 @@ class Committer:
         point("checkpoint.fsync-parent")
         if not skipped("checkpoint.fsync-parent"):
             fsync_folder(self.folder)
+        point("checkpoint.acknowledged")
 
     def _undo(self, work: Path, final: Path) -> str:
         """Remove the attempt wherever it is; what to add to the message when that failed too."""

@@ -52,9 +52,16 @@ class LocalShard:
         slots_of(self._tensors)
         return {name: tensor.spec for name, tensor in self._tensors.items()}
 
-    def write(self, path: Path, advance: Callable[[int], None], *, last: bool = False) -> WrittenFile:
+    def write(self, path: Path, advance: Callable[[int], None], *, last: Collection[str] = ()) -> WrittenFile:
         """See Shard."""
-        return write_shard(path, self._tensors, advance, written=self._written if last else _nobody)
+        gone = frozenset(last)
+        written = self._written
+
+        def tell(name: str) -> None:
+            if name in gone:
+                written(name)
+
+        return write_shard(path, self._tensors, advance, written=tell)
 
     def some(self, names: Collection[str]) -> Shard:
         """See Shard."""

@@ -39,9 +39,9 @@ class RemoteShard:
         """See Shard."""
         return self._specs
 
-    def write(self, path: Path, advance: Callable[[int], None], *, last: bool = False) -> WrittenFile:
+    def write(self, path: Path, advance: Callable[[int], None], *, last: Collection[str] = ()) -> WrittenFile:
         """See Shard. When `advance` raises, the worker has let go of `path` before that goes on, or is said not to."""
-        file: WrittenFile = self._follow("write_shard", advance, str(path), path, last, tuple(self._specs))
+        file: WrittenFile = self._follow("write_shard", advance, str(path), path, tuple(last), tuple(self._specs))
         return file
 
     def some(self, names: Collection[str]) -> Shard:

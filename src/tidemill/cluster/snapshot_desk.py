@@ -73,11 +73,10 @@ class SnapshotDesk:
         with self._lock:
             self._held[token] = _Held(snapshot)
 
-    def write(self, token: int, path: Path, last: bool, names: Collection[str]) -> None:
+    def write(self, token: int, path: Path, last: Collection[str], names: Collection[str]) -> None:
         """Begin to create `path`, of the tensors in `names`. One thing is written of a snapshot at a time.
 
-        Raises CheckpointError while something is. `last`: there will be no other file of it, and each piece is let go
-        of as it is written.
+        Raises CheckpointError while something is. Those in `last` are let go of as they are written.
         """
 
         def work(shard: LocalShard, job: _Job) -> WrittenFile:

@@ -155,7 +155,7 @@ class TrainerService(TenantService):
             random=RandomState().snapshot().extra,
         )
 
-    def write_shard(self, token: int, path: Path, last: bool, names: Sequence[str]) -> None:
+    def write_shard(self, token: int, path: Path, last: Sequence[str], names: Sequence[str]) -> None:
         """See SnapshotDesk."""
         self._desk.write(token, path, last, names)
 

@@ -158,7 +158,7 @@ def stretches(
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenFile:
-    """A file that is durable. `blocks` are the xxh3 of each 16 MiB of it, header included, the last block being shorter.
+    """A file that is durable. `blocks` are the xxh3 of each 16 MiB of it, header included; the last block is shorter.
 
     `direct` says whether it was written past the page cache, as fast as the disk.
     """
@@ -191,7 +191,8 @@ class Placer(Protocol):
     def place(self, places: Mapping[str, TensorPlace], advance: Callable[[int], None], *, last: bool = False) -> int:
         """Write its pieces of the tensors in `places` into files that are there, durably; how many bytes those are.
 
-        Nothing else of the files is touched. `advance` and `last` are as for `Shard.write`; raises what that raises.
+        Nothing else of the files is touched. `last`: nothing of it is read any more, not even when this fails, and each
+        piece may be let go of as it is written. `advance` is as for `Shard.write`; raises what that raises.
         """
         ...
 
@@ -207,12 +208,12 @@ class Shard(Placer, Protocol):
         """Its pieces of the tensors in `names` alone, as a shard; they cannot be let go of through it."""
         ...
 
-    def write(self, path: Path, advance: Callable[[int], None], *, last: bool = False) -> WrittenFile:
+    def write(self, path: Path, advance: Callable[[int], None], *, last: Collection[str] = ()) -> WrittenFile:
         """Create the safetensors file `path`, durably. Any thread may call it.
 
         `advance` is told of bytes written, and of none now and then, and may raise to stop: then nothing writes to
-        `path` any more when that goes on. `last`: nothing of it is written again, not even when this fails, and each
-        piece may be let go of as it is written. Raises OSError as writing here would, and WorkerError.
+        `path` any more when that goes on. `last` names tensors that are read no more, not even when this fails: each
+        may be let go of as it is written. Raises OSError as writing here would, and WorkerError.
         """
         ...
 

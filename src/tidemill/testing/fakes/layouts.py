@@ -99,7 +99,7 @@ class _Elsewhere:
         """See Shard."""
         return {name: piece.spec for name, piece in self._pieces.items()}
 
-    def write(self, path: Path, advance: Callable[[int], None], *, last: bool = False) -> WrittenFile:
+    def write(self, path: Path, advance: Callable[[int], None], *, last: Collection[str] = ()) -> WrittenFile:
         """See Shard."""
         if not self.held:
             raise CheckpointError(f"cannot write {path}: its snapshot was released")
