@@ -36,6 +36,7 @@ def test_an_export_is_counted_in_its_own_precision(dtype: str, each: int, tmp_pa
     assert plan.disk.export == each * plan.model.parameters
     assert plan.disk.needed == 4 * plan.disk.checkpoint + plan.disk.export
     assert plan_of(settings(model, "checkpoint.export=false"), CPU).disk.export == 0
+    assert plan_of(settings(model, "checkpoint.keep_best=reward/mean"), CPU).disk.at_once == 4
 
 
 def test_people_read_how_long_a_rollout_must_be_for_a_save_to_cost_nothing(tmp_path: Path, settings: Settings) -> None:

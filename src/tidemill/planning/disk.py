@@ -55,7 +55,7 @@ def disk_of(config: RunConfig, model: Model) -> Disk:
     return Disk(
         checkpoint=_COPIES * MASTER_BYTES * model.parameters,
         export=export,
-        at_once=settings.keep_last + 1,
+        at_once=settings.keep_last + 1 + bool(settings.keep_best),
         free=_free(config.run.dir),
     )
 
