@@ -1,6 +1,9 @@
 """Settings that changed between two starts (`tidemill.checkpoint.changes`)."""
 
-from tidemill.checkpoint.changes import changed_settings
+from dataclasses import replace
+
+from tidemill.checkpoint.changes import changed_settings, changes_since
+from tidemill.checkpoint.manifest import Manifest, library_versions
 
 
 def test_each_changed_setting_is_named_with_both_values() -> None:
@@ -12,6 +15,18 @@ def test_each_changed_setting_is_named_with_both_values() -> None:
         "steps: 4 -> 8",
         "trainer.optimizer.lr: 0.0001 -> 5e-05",
     ]
+
+
+def test_a_start_under_other_settings_and_libraries_is_told_of_both_and_one_like_the_last_of_nothing() -> None:
+    here = library_versions()
+    saved = Manifest(
+        step=1, attempt=1, parts=(), files=(), identity={}, settings={"settings": {"steps": 3}}, retention={},
+        versions={**here, "torch": "0.0.1"}, time=0.0,
+    )  # fmt: skip
+    settings, libraries = changes_since(saved, {"settings": {"steps": 4}})
+    assert settings == "settings changed since then: steps: 3 -> 4"
+    assert libraries.startswith(f"versions changed since then: torch: 0.0.1 -> {here['torch']}: numbers may differ")
+    assert list(changes_since(replace(saved, versions=here), {"settings": {"steps": 3}})) == []
 
 
 def test_equal_settings_have_no_changes() -> None:

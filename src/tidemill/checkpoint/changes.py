@@ -1,9 +1,11 @@
-"""Which settings differ between two starts of a run: allowed, but never without a word."""
+"""Which settings and libraries differ between two starts of a run: allowed, but never without a word."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["changed_settings", "leaves"]
+from tidemill.checkpoint.manifest import Manifest, library_versions
+
+__all__ = ["changed_settings", "changes_since", "leaves"]
 
 _MISSING = "not set"
 
@@ -16,6 +18,16 @@ def changed_settings(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
         for path in sorted({*before, *after})
         if before.get(path, _MISSING) != after.get(path, _MISSING)
     ]
+
+
+def changes_since(saved: Manifest, settings: Mapping[str, Any]) -> Iterator[str]:
+    """What to say of a start under `settings` that goes on from `saved`; nothing where all is as it was."""
+    changed = changed_settings(saved.settings.get("settings", {}), settings.get("settings", {}))
+    if changed:
+        yield f"settings changed since then: {'; '.join(changed)}"
+    other = changed_settings(saved.versions, library_versions())
+    if other:
+        yield f"versions changed since then: {'; '.join(other)}: numbers may differ a little from here on"
 
 
 def _shown(value: Any) -> Any:

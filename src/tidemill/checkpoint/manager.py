@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.checkpoint.catalog import clean_leftovers, newest, set_aside
-from tidemill.checkpoint.changes import changed_settings
+from tidemill.checkpoint.changes import changes_since
 from tidemill.checkpoint.commit import Committer
 from tidemill.checkpoint.durable import fsync_folder, make_folder, write_durably
 from tidemill.checkpoint.exports import Exports, NoExports
@@ -144,9 +144,8 @@ class CheckpointManager:
         self._tell_restored(stored)
         saved_by = stored.manifest.attempt
         self._emit(Notice(text=f"resuming from {stored.path.name} (saved by attempt {saved_by})"))
-        changed = changed_settings(stored.manifest.settings.get("settings", {}), self._settings.get("settings", {}))
-        if changed:
-            self._emit(Notice(text=f"settings changed since then: {'; '.join(changed)}"))
+        for text in changes_since(stored.manifest, self._settings):
+            self._emit(Notice(text=text))
         state = self._fit(replace(stored.state, attempt=self._attempt, seed=self._seed))
         self._schedule.start(state)
         self._tell_ranks(stored, self._rehearse(state))
