@@ -5,7 +5,7 @@ something, and has to call `settle` before. So a save costs its owner no more th
 """
 
 import threading
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from tidemill.contracts.checkpoint import HeldTensor, Snapshot, TensorSpec
@@ -40,8 +40,11 @@ class Captures(Protocol):
 class Promises:
     """Of one saver. For one owner, who changes the contents, and any number of threads that read."""
 
-    def __init__(self, saver: Captures) -> None:
+    def __init__(self, saver: Captures, wanted: Callable[[Entry], bool] = lambda entry: True) -> None:
+        """Of the entries that are `wanted`: pages of others are not held."""
         self._saver = saver
+        self._entries = {entry.name: entry for entry in saver.ledger if wanted(entry)}
+        self._others = [entry.name for entry in saver.ledger if entry.name not in self._entries]
         self._open: list[_Promise] = []
 
     def snapshot(self, key: Hashable) -> Snapshot:
@@ -50,12 +53,13 @@ class Promises:
         What the copy raises, reading raises, as CheckpointError.
         """
         self._open = [promise for promise in self._open if promise.open]
-        promise = _Promise(self._saver, key)
+        promise = _Promise(self._saver, key, self._others)
         self._open.append(promise)
         if self._saver.sealed_key == key:
             promise.fulfil()
-        tensors = {entry.name: _PromisedTensor(entry, promise) for entry in self._saver.ledger}
-        return Snapshot(tensors=tensors, written=promise.written, release=promise.release)
+        return Snapshot(
+            tensors=_PromisedTensors(self._entries, promise), written=promise.written, release=promise.release
+        )
 
     def settle(self) -> None:
         """Every snapshot has its copy, or never will: the contents may change. Raises nothing."""
@@ -64,16 +68,33 @@ class Promises:
         self._open = []
 
 
+class _PromisedTensors(Mapping[str, HeldTensor]):
+    """By name. Each is made when it is asked for: to mark a state takes as long for many tensors as for few."""
+
+    def __init__(self, entries: Mapping[str, Entry], promise: "_Promise") -> None:
+        self._entries = entries
+        self._promise = promise
+
+    def __getitem__(self, name: str) -> HeldTensor:
+        return _PromisedTensor(self._entries[name], self._promise)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
 class _Promise:
     """Nothing, then a snapshot or the reason why there is none, then released."""
 
-    def __init__(self, saver: Captures, key: Hashable) -> None:
+    def __init__(self, saver: Captures, key: Hashable, others: Sequence[str]) -> None:
         self._saver = saver
         self._key = key
         self._lock = threading.Lock()
         self._kept: Snapshot | None = None
         self._failure: Exception | None = None
-        self._written: list[str] = []
+        self._written: list[str] = list(others)
         self._released = False
 
     @property
@@ -151,7 +172,7 @@ class _PromisedTensor:
         """See HeldTensor."""
         return self._entry.spec
 
-    def pieces(self) -> "Iterator[memoryview]":
+    def pieces(self) -> Iterator[memoryview]:
         """See HeldTensor."""
         return iter(self._held.pieces())
 

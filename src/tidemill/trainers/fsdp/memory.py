@@ -6,17 +6,19 @@ Nothing here communicates.
 import contextlib
 import time
 from collections.abc import Generator, Iterator, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from tidemill.contracts.checkpoint import HeldTensor, SavedTensor, Snapshot
+from tidemill.contracts.checkpoint import SavedTensor, Snapshot
 from tidemill.contracts.events import Emit, Notice, PhaseDone
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.residency import Moved
 from tidemill.errors import CheckpointError
 from tidemill.residency.device_memory import ResizedStorage, kept_addresses
 from tidemill.residency.leaks import leak_gate
+from tidemill.residency.ledger import Entry
 from tidemill.residency.residue import residue_of
 from tidemill.residency.savers.crossing import Captured
 from tidemill.residency.savers.host_arena import HostArenaSaver
@@ -87,7 +89,7 @@ class RankMemory:
         for entry in self._saver.ledger:
             self._names.setdefault(entry.part, []).append(entry.name)
         self._emit = emit
-        self._promises = Promises(self._saver)
+        self._promises = Promises(self._saver, self._is_mine)
         self._copies_beside = device.type != "cpu"
         wait = wait_by_layer if ranks.count == 1 else wait_at_once
         wait(predictor, self._saver.arrived)
@@ -205,15 +207,12 @@ class RankMemory:
         if self._copies_beside and not self.holds(version):
             with contextlib.suppress(Exception):
                 self._saver.begin_capture(version)
-        tensors = {name: tensor for name, tensor in kept.tensors.items() if self._is_mine(name, tensor)}
-        for name in kept.tensors.keys() - tensors.keys():
-            kept.written(name)
-        return Snapshot(tensors=tensors, extra=extra, written=kept.written, release=kept.release)
+        return replace(kept, extra=extra)
 
-    def _is_mine(self, name: str, tensor: HeldTensor) -> bool:
+    def _is_mine(self, entry: Entry) -> bool:
         if self._ranks.rank == 0:
             return True
-        return self._ranks.rank < self._ranks.shards and not name.startswith("buffer/") and tensor.nbytes > 0
+        return self._ranks.rank < self._ranks.shards and not entry.name.startswith("buffer/") and entry.bytes > 0
 
     def load(self, tensors: Mapping[str, SavedTensor]) -> None:
         """Of whole tensors this rank's pieces. Raises CheckpointError, and changes nothing, unless all fit."""
