@@ -71,7 +71,7 @@ def test_an_export_that_cannot_be_written_is_found_before_the_first_step(
     run = base / "no export"
     run.mkdir()
     (run / "export").write_text("in the way")
-    assert main(["run", str(recipe(base, run)), "--quiet"]) == 1
+    assert main(["run", str(recipe(base, run)), "--quiet", "checkpoint.trial=true"]) == 1
     assert "checkpoint.export = false" in capsys.readouterr().err
     assert not (run / "metrics.jsonl").exists()
     assert main(["run", str(recipe(base, run)), "--quiet", "checkpoint.export=false", "steps=5"]) == 0
