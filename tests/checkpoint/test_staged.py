@@ -1,3 +1,4 @@
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -5,8 +6,8 @@ import pytest
 from tests.checkpoint.pieces import counted, piece, shards_of
 
 from tidemill.checkpoint.shard import LocalShard
-from tidemill.checkpoint.staged import stage
-from tidemill.contracts.checkpoint import Snapshot, TensorBytes
+from tidemill.checkpoint.staged import Stager, stage
+from tidemill.contracts.checkpoint import HeldTensor, Snapshot, TensorBytes
 from tidemill.contracts.state import Cursor, RunState
 from tidemill.errors import CheckpointError
 
@@ -63,3 +64,38 @@ def test_a_scalar_of_one_rank_is_whole() -> None:
     scalar = piece(np.float32(1).reshape(()), (), ())
     rows = shards_of({"w": counted((4,))}, 2)
     assert len(staged(shards=[LocalShard({"step": scalar}), *rows]).files) == 3
+
+
+class Counted(Mapping[str, HeldTensor]):
+    """Tensors that say how often they were looked at."""
+
+    def __init__(self, tensors: Mapping[str, HeldTensor]) -> None:
+        self.tensors, self.looks = tensors, 0
+
+    def __getitem__(self, name: str) -> HeldTensor:
+        self.looks += 1
+        return self.tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+
+def test_what_has_the_layout_of_the_save_before_is_not_laid_out_again() -> None:
+    lay_out, layout = Stager(), object()
+    tensors = Counted({f"w{i}": TensorBytes(dtype="U8", shape=(i,), data=memoryview(bytes(i))) for i in range(9)})
+    first = lay_out(STATE, {"trainer": Snapshot(tensors=tensors, layout=layout)})
+    looks = tensors.looks
+    again = lay_out(STATE, {"trainer": Snapshot(tensors=tensors, layout=layout)})
+    assert tensors.looks == looks > 0
+    assert [(file.name, file.slots, file.header) for file in again.files] == [
+        (file.name, file.slots, file.header) for file in first.files
+    ]
+    assert again.files[0].shard is not first.files[0].shard
+    for other in (object(), None):
+        less = Snapshot(tensors={"w1": tensors["w1"]}, layout=other)
+        assert [slot.name for slot in lay_out(STATE, {"trainer": less}).files[0].slots] == ["w1"]
+    more = lay_out(STATE, {"trainer": Snapshot(tensors=tensors)})
+    assert len(more.files[0].slots) == 9

@@ -24,7 +24,7 @@ from tidemill.checkpoint.rehearsal import Rehearsal
 from tidemill.checkpoint.retention import Measured, Retention, RetentionRule
 from tidemill.checkpoint.rng import RandomState
 from tidemill.checkpoint.schedule import SaveSchedule, no_epochs
-from tidemill.checkpoint.staged import Staged, release_after, stage
+from tidemill.checkpoint.staged import Staged, Stager, release_after
 from tidemill.checkpoint.stored import StoredCheckpoint
 from tidemill.checkpoint.writer import Writer
 from tidemill.contracts.checkpoint import Snapshot, Stateful
@@ -89,7 +89,7 @@ class CheckpointManager:
         self._identity = {**identity, "seed": str(seed)}
         self._attempt, self._seed = attempt, seed
         self._grace, self._emit, self._fit, self._exports = grace, emit, fit, exports
-        self._settings, self._restored_step = settings, -1
+        self._settings, self._restored_step, self._lay_out = settings, -1, Stager()
         rule = RetentionRule(keep_last=keep_last, keep_every=keep_every, keep_best=keep_best)
         committer = self._committer(rule)
         self._rehearsal = Rehearsal(committer=committer, exports=exports, writes=trial)
@@ -230,7 +230,7 @@ class CheckpointManager:
         try:
             for name, part in self._parts.items():
                 taken[name] = part.snapshot()
-            return stage(state, taken)
+            return self._lay_out(state, taken)
         except BaseException as error:
             release_after(error, taken.values())
             raise

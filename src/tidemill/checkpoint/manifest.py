@@ -123,7 +123,8 @@ class Manifest:
     def to_bytes(self) -> bytes:
         """The file's content."""
         # As they will be read: the checksum is over that.
-        told = json.loads(json.dumps(_without(vars(self), "files"))) | {"files": [_plain(entry) for entry in self.files]}
+        files = [_plain(entry) for entry in self.files]
+        told = json.loads(json.dumps(_without(vars(self), "files"))) | {"files": files}
         told["xxh3"] = _checksum(told)
         return _text(told).encode()
 

@@ -2,8 +2,8 @@
 
 import contextlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from tidemill.checkpoint.cover import cover_problems
 from tidemill.checkpoint.manifest import FileEntry, Slice, shard_file
@@ -13,7 +13,7 @@ from tidemill.contracts.checkpoint import Shard, Snapshot, TensorSpec
 from tidemill.contracts.state import RunState
 from tidemill.errors import CheckpointError
 
-__all__ = ["Staged", "StagedFile", "release_after", "stage"]
+__all__ = ["Staged", "StagedFile", "Stager", "release_after", "stage"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -80,26 +80,50 @@ def release_after(error: BaseException, snapshots: Iterable[Snapshot]) -> None:
 
 
 def stage(state: RunState, snapshots: Mapping[str, Snapshot]) -> Staged:
-    """Lay out `snapshots`, by part. Raises CheckpointError when one of them cannot be written, or is not whole."""
-    files = tuple(file for part, snapshot in snapshots.items() for file in _files(part, snapshot))
-    extras = {name: dict(snapshot.extra) for name, snapshot in snapshots.items()}
-    for name, extra in extras.items():
-        try:
-            json.dumps(extra)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise CheckpointError(f"cannot save the part {name}: its `extra` is not JSON ({error})") from None
-    text = json.dumps({"run": state.to_json(), "parts": extras}, indent=1).encode()
-    size = len(text) + sum(file.bytes for file in files)
-    return Staged(step=state.step, snapshots=snapshots, files=files, state=text, total_bytes=size)
+    """As a Stager does, once."""
+    return Stager()(state, snapshots)
 
 
-def _files(part: str, snapshot: Snapshot) -> list[StagedFile]:
+class Stager:
+    """Lays snapshots out, by part; not anew where a layout is the one before: the loop waits for this."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[Hashable, Sequence[StagedFile]]] = {}
+
+    def __call__(self, state: RunState, snapshots: Mapping[str, Snapshot]) -> Staged:
+        """Raises CheckpointError when one of `snapshots` cannot be written, or is not whole."""
+        files = tuple(file for part, snapshot in snapshots.items() for file in self._files(part, snapshot))
+        extras = ", ".join(f"{json.dumps(part)}: {_extra(part, snapshot)}" for part, snapshot in snapshots.items())
+        text = f'{{"run": {json.dumps(state.to_json())}, "parts": {{{extras}}}}}'.encode()
+        size = len(text) + sum(file.bytes for file in files)
+        return Staged(step=state.step, snapshots=snapshots, files=files, state=text, total_bytes=size)
+
+    def _files(self, part: str, snapshot: Snapshot) -> Sequence[StagedFile]:
+        layout, known = self._known.get(part, (None, ()))
+        if layout is None or layout != snapshot.layout:
+            known = _laid_out(part, snapshot)
+            self._known[part] = snapshot.layout, known
+            return known
+        return [replace(file, shard=shard) for file, shard in zip(known, _shards(snapshot), strict=True)]
+
+
+def _extra(part: str, snapshot: Snapshot) -> str:
+    try:
+        return json.dumps(dict(snapshot.extra))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"cannot save the part {part}: its `extra` is not JSON ({error})") from None
+
+
+def _shards(snapshot: Snapshot) -> Sequence[Shard]:
+    return [LocalShard(snapshot.tensors, snapshot.written)] if snapshot.tensors else snapshot.shards
+
+
+def _laid_out(part: str, snapshot: Snapshot) -> list[StagedFile]:
     if snapshot.tensors and snapshot.shards:
         raise CheckpointError(
             f"cannot save the part {part}: its snapshot has both tensors and shards; give one of them"
         )
-    local = [LocalShard(snapshot.tensors, snapshot.written)]
-    shards: Sequence[Shard] = local if snapshot.tensors else snapshot.shards
+    shards = _shards(snapshot)
     files = [_file(part, index, len(shards), shard) for index, shard in enumerate(shards)]
     problems = cover_problems((file.name, file.specs) for file in files)
     if problems:

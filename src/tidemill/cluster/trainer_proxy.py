@@ -10,7 +10,7 @@ is torn, and all but `load` and the transitions is refused until a load succeeds
 import contextlib
 import itertools
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from tidemill.cluster.trainer_service import RANK_RANDOM, REFUSALS, Taken, Train
 from tidemill.cluster.weight_sender import Carrier
 from tidemill.contracts.algorithm import Loss
 from tidemill.contracts.batch import Batch, StepReport
-from tidemill.contracts.checkpoint import Saved, Snapshot
+from tidemill.contracts.checkpoint import Saved, Snapshot, TensorSpec
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.residency import Moved
 from tidemill.contracts.workers import Pending, WorkerGroup
@@ -55,6 +55,8 @@ class TrainerProxy(TenantProxy):
         self._parked = False
         self._tokens = itertools.count()
         self._held: set[int] = set()
+        self._specs: list[Mapping[str, TensorSpec]] = []
+        self._layout: Hashable = None
         self._closing = False
         self._lock = threading.Lock()
 
@@ -160,17 +162,22 @@ class TrainerProxy(TenantProxy):
         with self._lock:
             self._held.add(token)
         try:
-            taken: list[Taken] = self._use_all("take_snapshot", token)
+            taken: list[Taken] = self._use_all("take_snapshot", token, bool(self._specs))
         except BaseException:
+            self._specs = []
             self._release(token)
             raise
+        if any(own.specs is not None for own in taken):
+            self._layout = object()
+            before = self._specs or [{} for _ in taken]
+            self._specs = [old if own.specs is None else own.specs for own, old in zip(taken, before, strict=True)]
         shards = [
-            RemoteShard(self._group, worker=worker, token=token, specs=own.specs, deadline=self._deadlines.control)
-            for worker, own in enumerate(taken)
-            if own.specs
+            RemoteShard(self._group, worker=worker, token=token, specs=specs, deadline=self._deadlines.control)
+            for worker, specs in enumerate(self._specs)
+            if specs
         ]
         extra = dict(taken[0].extra) | {RANK_RANDOM: [own.random for own in taken]}
-        return Snapshot(shards=shards, extra=extra, release=lambda: self._release(token))
+        return Snapshot(shards=shards, extra=extra, release=lambda: self._release(token), layout=self._layout)
 
     def _release(self, token: int) -> None:
         """Let go of a snapshot, once, from any thread; the last one after `close` ends the workers."""

@@ -5,7 +5,7 @@ Under the driver's gate, through `use`: everything that computes or moves memory
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,9 +49,12 @@ class TrainerDescription:
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """A rank's snapshot, which stays with it; `random` is its process's random state, as JSON values."""
+    """A rank's snapshot, which stays with it; `random` is its process's random state, as JSON values.
 
-    specs: Mapping[str, TensorSpec]
+    `specs` are None where they are those of the one before.
+    """
+
+    specs: Mapping[str, TensorSpec] | None
     extra: Mapping[str, Any]
     random: Mapping[str, Any]
 
@@ -67,6 +70,7 @@ class TrainerService(TenantService):
         self._desk = SnapshotDesk()
         self._sender = WeightSender(self._trainer)
         self._changes = 0
+        self._layout: Hashable = None
 
     def describe_trainer(self) -> TrainerDescription:
         """Asked once, when the worker is made."""
@@ -145,12 +149,17 @@ class TrainerService(TenantService):
             raise
         random.load(Saved(tensors={}, extra=own))
 
-    def take_snapshot(self, token: int) -> Taken:
-        """Keep the present state as number `token`. Without a lease when asleep, or unchanged since it last slept."""
+    def take_snapshot(self, token: int, known: bool) -> Taken:
+        """Keep the present state as number `token`. Without a lease when asleep, or unchanged since it last slept.
+
+        `known`: whoever asks has the specs of the snapshot before, and needs others only.
+        """
         snapshot = self._trainer.snapshot()
         self._desk.hold(token, snapshot)
+        same = known and snapshot.layout is not None and snapshot.layout == self._layout
+        self._layout = snapshot.layout
         return Taken(
-            specs={name: tensor.spec for name, tensor in snapshot.tensors.items()},
+            specs=None if same else {name: tensor.spec for name, tensor in snapshot.tensors.items()},
             extra=dict(snapshot.extra),
             random=RandomState().snapshot().extra,
         )

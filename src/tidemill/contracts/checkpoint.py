@@ -1,7 +1,7 @@
 """What can be saved, and the one who saves it."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -235,6 +235,8 @@ class Snapshot:
     extra: Mapping[str, Any] = field(default_factory=dict)
     written: Callable[[str], None] = lambda name: None
     release: Callable[[], None] = lambda: None
+    layout: Hashable = None
+    """Snapshots of one part whose layouts are equal, and not None, have equal pieces in equally many shards."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -45,6 +45,7 @@ class Promises:
         self._saver = saver
         self._entries = {entry.name: entry for entry in saver.ledger if wanted(entry)}
         self._others = [entry.name for entry in saver.ledger if entry.name not in self._entries]
+        self._layout = object()
         self._open: list[_Promise] = []
 
     def snapshot(self, key: Hashable) -> Snapshot:
@@ -58,7 +59,10 @@ class Promises:
         if self._saver.sealed_key == key:
             promise.fulfil()
         return Snapshot(
-            tensors=_PromisedTensors(self._entries, promise), written=promise.written, release=promise.release
+            tensors=_PromisedTensors(self._entries, promise),
+            written=promise.written,
+            release=promise.release,
+            layout=self._layout,
         )
 
     def settle(self) -> None:
