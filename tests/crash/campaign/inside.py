@@ -3,14 +3,17 @@
 import os
 import signal
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.crash.campaign.disk_trace import DiskTrace
 from tests.crash.campaign.kills import NEVER, Kill
 from tidemill import faults
 from tidemill.checkpoint.catalog import entries
+from tidemill.residency.arena import Arena
 
 
 def no_fault() -> None:
@@ -21,7 +24,7 @@ def no_fault() -> None:
 class Inside:
     """Called in the driver before anything else; the workers inherit it. Files of `notes` are beside the run folder.
 
-    `slow` seconds go by before each tensor is written. `fault` makes the program wrong, to test whoever watches it.
+    `slow` seconds go by before each block is written. `fault` makes the program wrong, to test whoever watches it.
     """
 
     run: Path
@@ -34,6 +37,7 @@ class Inside:
     def __call__(self) -> None:
         """Begin."""
         self.notes.mkdir(exist_ok=True)
+        _watch_arenas()
         self.fault()
         # Every point passes here, in every process, whatever is armed: `faults.passed` is for one process.
         faults._recording = _Points(self)
@@ -55,9 +59,27 @@ class Inside:
         return "".join(_lines(self.notes / "killed")[:1])
 
     @property
+    def held(self) -> str:
+        """Where a save began while pages of a trainer's host copy were still held for an earlier one, or nothing."""
+        return "".join(_lines(self.notes / "held")[:1])
+
+    @property
     def acknowledged(self) -> int:
         """The newest step that was acknowledged, or 0."""
         return max(map(int, _lines(self.notes / "acknowledged")), default=0)
+
+
+_arenas: "weakref.WeakSet[Arena]" = weakref.WeakSet()
+
+
+def _watch_arenas() -> None:
+    begin = Arena.__init__
+
+    def beginning(self: Arena, *args: Any, **words: Any) -> None:
+        begin(self, *args, **words)
+        _arenas.add(self)
+
+    Arena.__init__ = beginning  # type: ignore[method-assign]
 
 
 class _Points(list[str]):
@@ -77,8 +99,12 @@ class _Points(list[str]):
             die(inside.kill, inside.notes)
         if name == "checkpoint.write":
             time.sleep(inside.slow)
+        if name == "checkpoint.open" and any(len(arena._readings) > 1 for arena in _arenas):
+            note(inside.notes / "held", full)
         if full == "driver/checkpoint.acknowledged":
-            note(inside.notes / "acknowledged", str(entries(inside.run / "checkpoints")[-1].step))
+            # A save on trial passes here, too, and leaves no entry.
+            for entry in entries(inside.run / "checkpoints")[-1:]:
+                note(inside.notes / "acknowledged", str(entry.step))
 
 
 def note(path: Path, text: str) -> None:

@@ -15,9 +15,13 @@ Version = Mapping[str, str]
 """A hash of each piece of a checkpoint, by part, tensor and offset."""
 
 
+Files = Mapping[str, str]
+"""A hash of each file below a folder, by its path."""
+
+
 @dataclass(frozen=True)
 class Finding:
-    """Something that must not be: `kind` is torn, lost, mixed, unequal or failed."""
+    """Something that must not be: `kind` is torn, lost, mixed, held, unequal or failed."""
 
     kind: str
     text: str
@@ -35,6 +39,19 @@ def version(folder: Path) -> Version:
     for name, value in {**state["parts"], "run": state["run"]}.items():
         found[f"{name} in words"] = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
     return found
+
+
+def files(folder: Path) -> Files:
+    """Of an export."""
+    found = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
+
+
+def findings_of_exports(folder: Path, wanted: Mapping[int, Files]) -> Iterator[Finding]:
+    """What is wrong with the exports in `folder`; one that has its name must be whole."""
+    for path in sorted(folder.glob("step-*")):
+        if different := files(path).items() ^ wanted[int(path.name.removeprefix("step-"))].items():
+            yield Finding("torn", f"the export {path.name} has another {sorted(dict(different))[0]}")
 
 
 def findings(

@@ -5,19 +5,22 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.crash.campaign.damage import damage_newest
 from tests.crash.campaign.disk_left import Replay
 from tests.crash.campaign.inside import Inside, no_fault
-from tests.crash.campaign.inspection import Finding, findings
+from tests.crash.campaign.inspection import Finding, findings, findings_of_exports
 from tests.crash.campaign.kills import NEVER, Kill
 from tests.crash.campaign.processes import end_group, of_group, wait_for_group
 from tests.crash.campaign.scenarios import LIMIT, Fault, Reference, Scenario
 from tests.crash.small_run import outcome, start
 from tidemill.errors import TidemillError
+
+SOMETHING = 4
+"""Of what a power cut may leave, so many possibilities at random are looked at, beside nothing and all."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ class Life:
             wait_for_group(group, seconds=30.0)
         process.join()
         self.acknowledged = max(self.acknowledged, inside.acknowledged)
-        self._trace = inside.notes / "trace"
+        self._trace, self._held = inside.notes / "trace", inside.held
         return process.exitcode or 0, struck or bool(inside.killed)
 
     def _strike(self, kill: Kill, group: int) -> bool:
@@ -115,28 +118,43 @@ class Life:
         if self._stuck or code not in allowed:
             yield self._failed("does not end" if self._stuck else f"ended with {code}")
             return
-        if kill.power:
-            yield from self._cut_power()
-        yield from findings(
+        if self._held:
+            yield Finding("held", f"a save began while pages were still held for another, at {self._held}")
+        yield from self._look() if not kill.power else self._cut_power()
+        # A run that has ended looks at its checkpoints no more.
+        if kill.damage and not self._has_ended() and (broken := damage_newest(self.run / "checkpoints", self.dice)):
+            step, self.acknowledged = broken
+            self.damaged.add(step)
+
+    def _look(self) -> list[Finding]:
+        found = findings(
             self.run / "checkpoints",
             acknowledged=self.acknowledged,
             damaged=self.damaged,
             versions=self.reference.versions,
         )
-        # A run that has ended looks at its checkpoints no more.
-        ended = (self.run / "summary.json").exists() and '"finished": true' in (self.run / "summary.json").read_text()
-        if kill.damage and not ended and (broken := damage_newest(self.run / "checkpoints", self.dice)):
-            step, self.acknowledged = broken
-            self.damaged.add(step)
+        return [*found, *findings_of_exports(self.run / "export", self.reference.exports)]
 
     def _cut_power(self) -> Iterator[Finding]:
-        """The run folder becomes what the disk may have kept of it."""
-        replay, left = Replay(self._trace), self.run.with_name(f"{self.name} left")
+        """The run folder becomes what the disk may have kept of it; several possibilities are looked at."""
+        replay, whole = Replay(self._trace), self.run.with_name(f"{self.name} whole")
         if unseen := replay.unseen(self.run):
             yield self._failed(f"changes were made that nobody saw: {sorted(unseen)[:3]}")
-        replay.leave(left, _adversary(self.dice))
-        shutil.rmtree(self.run)
-        left.rename(self.run)
+        self.run.rename(whole)
+        adversaries = [_nothing, _everything, *[self.dice.randrange] * SOMETHING]
+        self.dice.shuffle(adversaries)
+        for number, choose in enumerate(adversaries):
+            if number:
+                shutil.rmtree(self.run)
+            replay.leave(self.run, choose)
+            if found := self._look():
+                yield from found
+                return
+        shutil.rmtree(whole)
+
+    def _has_ended(self) -> bool:
+        summary = self.run / "summary.json"
+        return summary.exists() and '"finished": true' in summary.read_text()
 
     def _end(self) -> Iterator[Finding]:
         code, _ = self._start(NEVER)
@@ -161,6 +179,9 @@ class Life:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def _adversary(dice: random.Random) -> Callable[[int], int]:
-    """Nothing of it is left, or all, or anything in between."""
-    return dice.choice([lambda options: 0, lambda options: options - 1, dice.randrange, dice.randrange])
+def _nothing(options: int) -> int:
+    return 0
+
+
+def _everything(options: int) -> int:
+    return options - 1

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.crash.campaign.disk_trace import LOG
 from tests.crash.campaign.inside import Inside, no_fault
-from tests.crash.campaign.inspection import Version, version
+from tests.crash.campaign.inspection import Files, Version, files, version
 from tests.crash.small_run import STEPS, Outcome, outcome, recipe, start
 
 LIMIT = 240.0  # seconds of a start
@@ -19,10 +19,14 @@ RANKS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """`settings` are those of checkpoints, without the prefix; `slow` seconds go by before each tensor is written."""
+    """`settings` are those of checkpoints, without the prefix; `more` are others.
+
+    `slow` seconds go by before each block of a file is written.
+    """
 
     name: str
     settings: tuple[str, ...]
+    more: tuple[str, ...] = ()
     ranks: int = 1
     slow: float = 0.0
 
@@ -30,26 +34,32 @@ class Scenario:
         """The command line that starts it in `run`."""
         path = recipe(base, run)
         ranks = RANKS if self.ranks > 1 else ()
-        return ["run", str(path), *ranks, *(f"checkpoint.{word}" for word in self.settings)]
+        return ["run", str(path), *ranks, *(f"checkpoint.{word}" for word in self.settings), *self.more]
 
 
+_KEPT = ("every=3", "keep_last=2")
+_TRIAL = ("trial=true", "export_every=6")
+_BEST = ("every=2", "keep_last=1", "keep_every=4", "keep_best=-train/padding_fraction", "at_epoch_end=true")
 SCENARIOS = (
-    Scenario(name="async, two kept", settings=("mode=async", "every=3", "keep_last=2")),
+    Scenario(name="async, two kept, trial, exports", settings=("mode=async", *_KEPT, *_TRIAL)),
     Scenario(name="async, each step, one kept", settings=("mode=async", "every=1", "keep_last=1")),
-    Scenario(name="async, slow disk", settings=("mode=async", "every=2", "keep_last=2"), slow=0.004),
+    Scenario(name="async, slow disk", settings=("mode=async", "every=2", "keep_last=2"), slow=0.2),
     Scenario(name="sync, one kept", settings=("mode=sync", "every=2", "keep_last=1")),
-    Scenario(name="sync, every fourth kept", settings=("mode=sync", "every=2", "keep_last=1", "keep_every=4")),
-    Scenario(name="async, two kept, two ranks", settings=("mode=async", "every=3", "keep_last=2"), ranks=2),
-    Scenario(name="sync, one kept, two ranks", settings=("mode=sync", "every=2", "keep_last=1"), ranks=2),
+    Scenario(name="sync, every fourth and the best kept", settings=("mode=sync", *_BEST)),
+    Scenario(name="two ranks, async, trial, exports", settings=("mode=async", *_KEPT, *_TRIAL), ranks=2),
+    Scenario(name="two ranks, sync, one kept", settings=("mode=sync", "every=2", "keep_last=1"), ranks=2),
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """`points` are those passed, each with its process, and how often; `operations` those on the disk."""
+    """`versions` and `exports` are what each step must hold, where there is any. `points` are those passed, each with
+    its process, and how often; `operations` those on the disk.
+    """
 
     outcome: Outcome
     versions: Mapping[int, Version]
+    exports: Mapping[int, Files]
     points: Mapping[str, int]
     operations: int
     seconds: float
@@ -71,7 +81,8 @@ def unkilled(scenario: Scenario, base: Path, run: Path, *, traced: bool = False,
 
 def reference(scenario: Scenario, base: Path) -> Reference:
     """What `scenario` comes to, and what each step of it holds. Raises AssertionError when that is not one thing."""
-    every = Scenario(name="", settings=("mode=sync", "every=1", "keep_last=1000"), ranks=scenario.ranks)
+    each = ("mode=sync", "every=1", "keep_last=1000", "export_every=1")
+    every = Scenario(name="", settings=each, ranks=scenario.ranks)
     kept = base / f"every step, {scenario.ranks} ranks"
     if not kept.exists():
         unkilled(every, base, kept)
@@ -83,6 +94,7 @@ def reference(scenario: Scenario, base: Path) -> Reference:
     return Reference(
         outcome=outcome(run),
         versions={step: version(kept / "checkpoints" / f"step-{step:08d}") for step in range(1, STEPS + 1)},
+        exports={step: files(kept / "export" / f"step-{step:08d}") for step in range(1, STEPS + 1)},
         points=Counter(inside.points),
         operations=_operations(inside),
         seconds=seconds,

@@ -8,7 +8,7 @@ from tests.crash.campaign.inspection import Finding
 from tests.crash.campaign.life import Death
 from tests.crash.campaign.scenarios import Scenario
 
-_BAD = {"torn": "torn", "lost": "acknowledged lost", "mixed": "mixed", "failed": "failed"}
+_BAD = {"torn": "torn", "lost": "acknowledged lost", "mixed": "mixed", "held": "held", "failed": "failed"}
 
 
 @dataclass
@@ -60,6 +60,7 @@ class Tally:
             "torn": kinds["torn"],
             "acknowledged_lost": kinds["lost"],
             "mixed": kinds["mixed"],
+            "held": kinds["held"],
             "failed": kinds["failed"],
             "runs": self.ended,
             "resumes_equal": self.equal,
