@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.offload.cases import Case, fingerprint, make
@@ -85,8 +86,7 @@ class Sleeper:
             self.gate.check(Part.ALL, "snapshot")
             if self._copies_beside:
                 self.saver.begin_capture(self.version)
-        extra = {"version": self.version}
-        return Snapshot(tensors=kept.tensors, extra=extra, written=kept.written, release=kept.release)
+        return replace(kept, extra={"version": self.version})
 
     def load(self, saved: Saved) -> None:
         """Strict as the saver is."""

@@ -30,6 +30,8 @@ __all__ = ["Found", "House", "hand_over", "live_with_a_twin"]
 
 Series = dict[str, list[float]]
 
+_BATCHES = 4
+
 
 def _nothing() -> None:
     pass
@@ -104,8 +106,8 @@ class House:
 
 
 def step(trainer: FsdpTrainer, number: int) -> dict[str, float]:
-    """One update; its metrics."""
-    return dict(trainer.step(make_batch(number, trainer.vocabulary), CrossEntropyLoss()).metrics)
+    """One update; its metrics. Lengths come again: what libraries load for new ones is no growth of ours."""
+    return dict(trainer.step(make_batch(number % _BATCHES, trainer.vocabulary), CrossEntropyLoss()).metrics)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,9 @@ synchronisations of the device; bytes are live tensor bytes for everyone. `first
 cycles 3 to the last, and each the worst over ranks and rounds. Contents are compared by checksums of all bytes.
 
 `kept`: device bytes asleep that the arm knows of. `context`: what a process takes of the device, as another one sees
-it, that has computed a checksum and holds nothing; `left`: what the arm leaves there besides, asleep. `host_peak`: host
-memory at most; on a CPU this is where what stands for the device lies too. `drift`: how far the limit moved between
-before and after. On a GPU each sleep lasts 0.2 s, less than an engine's turn. `swap` and
+it, that has computed a checksum, made a stream and holds nothing; `left`: what the arm leaves there besides, asleep.
+`host_peak`: host memory at most; on a CPU this is where what stands for the device lies too. `drift`: how far the limit
+moved between before and after. On a GPU each sleep lasts 0.2 s, less than an engine's turn. `swap` and
 `first_slab`: see `benchmarks.offload.swaps`.
 
     python -m benchmarks.offload [--gib 12] [--small-tensors] [--case large] [--ranks 2] [--json FILE] [--plot FILE]

@@ -60,6 +60,7 @@ def _found(pipe: Connection, arm_name: str, settings: Settings, cycles: int, bar
         torch.set_num_threads(1)
     fingerprint([torch.ones(1 << 20, device=device)])  # with the kernels for it loaded
     if device.type == "cuda":
+        torch.cuda.Stream(device)  # PyTorch makes all that it will ever have with the first
         torch.cuda.empty_cache()
     _look_at_me(pipe, BEGUN)
     start = host_peak()
