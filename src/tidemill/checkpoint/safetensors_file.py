@@ -89,7 +89,7 @@ def write_tensors(
     try:
         buffers = Buffers(min(size, CHUNK_BYTES))
         chunks = _chunks(chain((memoryview(header),), _all_pieces(slots, pieces_of)))
-        in_order(_jobs(file, chunks, buffers, faults), taken)
+        in_order(_jobs(file, chunks, buffers, faults=faults), taken)
         file.finish(f"{faults}.fsync-file")
     finally:
         file.close()
@@ -113,7 +113,7 @@ class _Reached:
 
 
 def _jobs(
-    file: DirectFile, chunks: Iterator[list[memoryview]], buffers: Buffers, faults: str
+    file: DirectFile, chunks: Iterator[list[memoryview]], buffers: Buffers, *, faults: str
 ) -> Iterator[Callable[[], str]]:
     """One for each block."""
     each = BLOCK_BYTES // CHUNK_BYTES
