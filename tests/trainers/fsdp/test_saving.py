@@ -73,3 +73,19 @@ def test_a_step_that_has_to_wait_for_the_copy_of_a_save_says_so(
     (stall,) = [event for event in events if isinstance(event, PhaseDone) and event.name == "save_stall"]
     assert stall.owner == "trainer" and stall.seconds > 0.04
     snapshot.release()
+
+
+def test_what_was_marked_is_copied_before_the_trainer_is_closed(
+    make_fsdp_trainer: MakeFsdpTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, order = make_fsdp_trainer(), list[str]()
+    capture, close = HostArenaSaver.capture, HostArenaSaver.close
+    monkeypatch.setattr(HostArenaSaver, "capture", lambda self, key: (order.append("copy"), capture(self, key))[1])
+    monkeypatch.setattr(HostArenaSaver, "close", lambda self: (order.append("close"), close(self))[1])
+    with awake(trainer):
+        trainer.begin("rl")
+        snapshot = trainer.snapshot()
+    trainer.close()
+    assert order == ["copy", "close"]
+    assert copied(snapshot).tensors
+    snapshot.release()

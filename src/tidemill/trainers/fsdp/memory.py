@@ -227,5 +227,6 @@ class RankMemory:
         self._saver.load(boxes(self._saver.ledger, tensors))
 
     def close(self) -> None:
-        """Unpin the host pages."""
+        """Unpin the host pages, with the copies in them that snapshots still wait for."""
+        self._promises.settle()
         self._saver.close()
