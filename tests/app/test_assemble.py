@@ -1,6 +1,7 @@
 """Budgets as the settings stand for them (`tidemill.app.assemble`); whole runs are in test_whole_run.py."""
 
 import contextlib
+import gc
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -116,3 +117,15 @@ def test_a_rank_stops_waiting_for_others_in_time_to_tell_the_driver_who_did_not_
     monkeypatch.setattr(build, "implementation", lambda settings: SimpleNamespace)
     made: Any = build.build_trainer(config, Place(), lambda event: None)
     assert 5 < made.deadline <= 8
+
+
+def test_what_a_run_keeps_is_not_looked_through_by_the_collector_until_it_ends(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    loaded = load([recipe(tmp_path, tmp_path / "run")], [])
+    recorder: Any = SimpleNamespace(emit=lambda event: None, name="recorder")
+    folder = RunFolder(loaded.config.run.dir)
+    before = gc.get_freeze_count()
+    cluster = InlineCluster(device="cpu", emit=recorder.emit)
+    with assemble.assembled(loaded, cluster, folder=folder, attempt=1, recorder=recorder, stop=Stop(99)):
+        assert gc.get_freeze_count() > before + 10_000
+    assert gc.get_freeze_count() == 0

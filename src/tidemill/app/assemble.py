@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import gc
 import random
 from collections.abc import Callable, Iterator
 
@@ -90,6 +91,7 @@ def assembled(
         stack.callback(residency.close)
         stop.check()
         checkpointer = _checkpointer(loaded, folder, trainer, recorder, residency, attempt, changes, ends)
+        stack.enter_context(_kept_from_collection())
         yield Parts(
             trainer=trainer,
             engine=engine,
@@ -107,6 +109,17 @@ def assembled(
                 step=0, attempt=attempt, seed=config.run.seed, cursor=Cursor(), warm_up_cursor=Cursor()
             ),
         )
+
+
+@contextlib.contextmanager
+def _kept_from_collection() -> Iterator[None]:
+    """What is there now stays until the end: else Python looks through all of it whenever many objects are made."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 MakeSync = Callable[[Residency], WeightSync]
