@@ -38,7 +38,23 @@ def test_a_turn_that_never_ends_is_not_waited_for_longer_than_said() -> None:
         pass
 
 
-def test_what_is_half_done_is_not_waited_for_at_all() -> None:
+def test_another_thread_waits_until_what_is_half_done_has_ended() -> None:
+    turns, order = Turns(seconds=60), []
+
+    def second() -> None:
+        with turns.take("capture"):
+            order.append("capture")
+
+    thread = threading.Thread(target=second)
+    with turns.take("leave", in_pieces=True):
+        thread.start()
+        time.sleep(0.05)
+        order.append("leave")
+    thread.join(5)
+    assert order == ["leave", "capture"]
+
+
+def test_what_is_half_done_is_not_waited_for_by_who_began_it() -> None:
     turns = Turns(seconds=60)
     with turns.take("leave", in_pieces=True), pytest.raises(ResidencyError, match="'leave' is half done"):
         turns.take("restore").__enter__()

@@ -4,7 +4,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tidemill.errors import ResidencyError
 from tidemill.units import format_seconds
@@ -14,15 +14,17 @@ __all__ = ["Turn", "Turns"]
 
 @dataclass(kw_only=True, eq=False)
 class Turn:
-    """What is being done, as a verb; and what may be done beside it from the moment that it is set."""
+    """What is being done, as a verb, and by which thread; and what may be done beside it once that is set."""
 
     doing: str
     in_pieces: bool
+    thread: int = field(default_factory=threading.get_ident)
     admits: str = ""
 
 
 class Turns:
-    """Turns at one saver's memory. One in pieces outlasts the call that took it: others are refused meanwhile."""
+    """Turns at one saver's memory. One in pieces outlasts the call that took it: other threads wait for its end, and
+    the one that began it, which would wait for itself, is refused meanwhile."""
 
     def __init__(self, *, seconds: float) -> None:
         """`seconds` is the longest wait for another one's turn to end."""
@@ -32,7 +34,8 @@ class Turns:
 
     @contextlib.contextmanager
     def take(self, doing: str, *, in_pieces: bool = False) -> Iterator[Turn]:
-        """A turn, when nothing is under way that does not admit it. Raises ResidencyError for what is in pieces."""
+        """A turn, when nothing is under way that does not admit it. Raises ResidencyError for what this thread began in
+        pieces."""
         turn = Turn(doing=doing, in_pieces=in_pieces)
         with self._changed:
             self._wait(doing)
@@ -54,7 +57,7 @@ class Turns:
         ends = time.monotonic() + self._seconds
         while others := [turn for turn in self._under_way if turn.admits != doing]:
             other = others[0]
-            if other.in_pieces:
+            if other.in_pieces and other.thread == threading.get_ident():
                 raise ResidencyError(f"cannot {doing}: {other.doing!r} is half done; let it end, or close it, first")
             left = ends - time.monotonic()
             if left <= 0:

@@ -111,6 +111,29 @@ def test_what_is_let_go_of_before_it_is_copied_is_not_held_and_not_waited_for(te
     assert saver.references() == 0
 
 
+@pytest.mark.parametrize("on_its_way", ["leave", "arrive"])
+def test_a_thread_that_writes_waits_for_a_sleep_or_a_wake_that_is_half_done(
+    tensors: list[torch.Tensor], on_its_way: str
+) -> None:
+    saver, right, read = saver_of(tensors), contents(tensors), list[list[bytes]]()
+    promises = Promises(saver)
+    snapshot = promises.snapshot(1)
+    if on_its_way == "arrive":
+        saver.capture(1)
+        saver.release(1)
+    pieces = saver.leave(1) if on_its_way == "leave" else saver.arrive()
+    next(pieces)
+    writer = threading.Thread(target=lambda: read.append(bytes_of(snapshot)))
+    writer.start()
+    writer.join(0.1)
+    for _ in pieces:
+        pass
+    writer.join(5)
+    assert read == [right]
+    snapshot.release()
+    assert saver.references() == 0
+
+
 def test_a_copy_that_fails_is_the_readers_failure_and_nobody_elses(tensors: list[torch.Tensor]) -> None:
     saver = saver_of(tensors)
     promises = Promises(saver)
