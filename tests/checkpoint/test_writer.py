@@ -245,3 +245,54 @@ def test_a_save_that_is_refused_says_so_whatever_its_release_says(desk: Desk, mo
         writer.submit(unreleasable(2, []), must=True)
     assert caught.value.__notes__ == ["and a snapshot could not be released: ZeroDivisionError('held')"]
     go.set()
+
+
+@pytest.mark.parametrize("behind", ["export", "after"])
+def test_what_hangs_behind_a_durable_save_is_given_up_and_nothing_is_written_beside_it(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, behind: str
+) -> None:
+    monkeypatch.setattr("tidemill.checkpoint.writer._NOTICE_ABANDON", 0.05)
+    go = threading.Event()
+
+    def hung(*given: object) -> None:
+        go.wait(20)
+
+    writer = desk.writer(quick, patience=0.1, **{behind: hung})
+    writer.submit(desk.staged(1), must=True)
+    writer.wait()
+    assert writer.durable_step == 1 and desk.statuses() == ["durable"]
+    assert any("is waited for no longer" in event.text for event in desk.events if isinstance(event, Notice))
+    with pytest.raises(CheckpointError, match="cannot save step 2: step 1 is saved, but its export or the clearing"):
+        writer.submit(desk.staged(2), must=True)
+    assert 2 in desk.released
+    go.set()
+    writer._thread.join(5)
+    writer.submit(desk.staged(2), must=True)
+    writer.wait()
+    assert writer.durable_step == 2
+
+
+def test_a_run_that_goes_on_leaves_saves_out_while_a_hung_one_lives_unless_one_must_be(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidemill.checkpoint.writer._NOTICE_ABANDON", 0.05)
+    go, endless = threading.Event(), float("inf")
+
+    def hung(staged: Staged, advance: Callable[[int], None]) -> Path:
+        go.wait(20)
+        return quick(staged, advance)
+
+    writer = desk.writer(hung, patience=0.1, stop_on_failure=False)
+    writer.submit(desk.staged(1), must=False)
+    threads = threading.active_count()
+    for step in range(2, 5):
+        assert not writer.make_way(step, endless, must=False)
+    assert threading.active_count() == threads and desk.statuses() == ["failed"] * 3
+    with pytest.raises(CheckpointError, match="step 1: it is not durable"):
+        writer.make_way(5, endless, must=True)
+    go.set()
+    writer._thread.join(5)
+    assert writer.make_way(6, endless, must=False)
+    writer.submit(desk.staged(6), must=False)
+    writer.wait()
+    assert writer.durable_step == 6

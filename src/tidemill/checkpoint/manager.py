@@ -208,8 +208,10 @@ class CheckpointManager:
 
     def _begin(self, state: RunState, *, must: bool, limit: float) -> None:
         with phase(self._emit, "save_stall", "checkpoint"):
-            self._writer.wait(limit)
+            free = self._writer.make_way(state.step, limit, must=must)
             self._writer.surface()
+            if not free:
+                return
             began = time.perf_counter()
             staged = self._stage(state)
             self._emit(

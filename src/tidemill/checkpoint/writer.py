@@ -21,6 +21,7 @@ from tidemill.units import format_seconds
 __all__ = ["Writer"]
 
 _LOOK = 0.05  # seconds between looks at a writer that is waited for
+_GOES_ON = "the run goes on because checkpoint.on_failure is continue"
 _NOTICE_ABANDON = 2.0  # seconds for a writer that still lives to clear its attempt away
 
 
@@ -78,7 +79,7 @@ class Writer:
     def submit(self, staged: Staged, *, must: bool) -> None:
         """Write `staged`, after the save before it. `must`: its failure stops the run whatever the settings say.
 
-        Raises CheckpointError, and lets go of `staged`, when an abandoned save still lives.
+        Raises CheckpointError, and lets go of `staged`, when an abandoned save, or what follows it, still lives.
         """
         job = _Job(staged, must)
         if not self._background:
@@ -87,6 +88,7 @@ class Writer:
             return
         try:
             self.wait()
+            self._check_free(staged.step)
         except BaseException as error:
             release_after(error, staged.snapshots.values())
             raise
@@ -94,10 +96,32 @@ class Writer:
         self._thread = threading.Thread(target=self._write, args=(job,), name="checkpoint-writer", daemon=True)
         self._thread.start()
 
+    def make_way(self, step: int, limit: float, *, must: bool) -> bool:
+        """As `wait`, before `step` is submitted. False, with a warning, when it has to be left out since an abandoned
+        save still lives; that raises CheckpointError when it is a `must`, or failures stop the run."""
+        try:
+            self.wait(limit)
+            self._check_free(step)
+        except CheckpointError as error:
+            if self._stop or must:
+                raise
+            reason = f"step {step} is not saved: {error}"
+            self._emit(CheckpointEvent(time=time.time(), status="failed", step=step, path="", reason=reason))
+            self._emit(Notice(text=f"{reason}; {_GOES_ON}", level="warning"))
+            return False
+        return True
+
+    def _check_free(self, step: int) -> None:
+        if (job := self._job) is not None:
+            raise CheckpointError(
+                f"cannot save step {step}: step {job.staged.step} is saved, but its export or the clearing of older "
+                "checkpoints does not end; look at the disk"
+            )
+
     def wait(self, limit: float = float("inf")) -> None:
         """Until no save is in flight. Abandons it after `limit` seconds, or `patience` seconds without progress.
 
-        Raises CheckpointError when it was abandoned.
+        Raises CheckpointError when it was abandoned, but for one that is durable: what follows it is left alone then.
         """
         job = self._job
         if job is None:
@@ -111,6 +135,7 @@ class Writer:
                 done, moved = job.done, now
             if job.abandoned or now - began > limit or now - moved > self._patience:
                 self._abandon(job, now - began)
+                return
 
     def surface(self) -> None:
         """Raise what went wrong in the background, once."""
@@ -123,6 +148,9 @@ class Writer:
         job.abandoned = True
         self._thread.join(_NOTICE_ABANDON)
         if self.durable_step == job.staged.step:
+            if self._job is job:
+                text = "its export or the clearing of older checkpoints does not end, and is waited for no longer"
+                self._emit(Notice(text=f"step {job.staged.step} is saved, but {text}", level="warning"))
             return
         self._failure = None
         raise CheckpointError(
@@ -226,6 +254,5 @@ class Writer:
         if self._stop or job.must:
             self._failure = failure
             return failure
-        text = f"{failure}; the run goes on because checkpoint.on_failure is continue"
-        self._emit(Notice(text=text, level="warning"))
+        self._emit(Notice(text=f"{failure}; {_GOES_ON}", level="warning"))
         return failure
