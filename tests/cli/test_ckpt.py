@@ -17,6 +17,8 @@ import torch
 from tests.cli.conftest import Ckpt, SavedRun
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from tidemill.cli import ckpt_list
+
 CONFIG = Qwen3Config(
     vocab_size=64,
     hidden_size=16,
@@ -101,6 +103,33 @@ def test_verify_ends_with_0_only_when_all_hold(run: SavedRun, ckpt: Ckpt) -> Non
     assert ckpt("verify", run.folder, "--step", 6) == 0
     assert ckpt("verify", run.folder, "--step", 4, "--json") == 1
     assert ckpt.told["holds"] is False
+
+
+@pytest.mark.parametrize("action", ["ls", "verify"])
+def test_a_checkpoint_that_the_run_deletes_meanwhile_is_not_called_broken(
+    run: SavedRun, ckpt: Ckpt, monkeypatch: pytest.MonkeyPatch, action: str
+) -> None:
+    def deleted(entry: Any, **options: Any) -> Any:
+        if entry.step == 2 and entry.path.is_dir():
+            entry.path.rename(entry.path.with_name("step-00000002.1.trash"))
+        return problems_of(entry, **options)
+
+    problems_of = ckpt_list.problems_of
+    monkeypatch.setattr(ckpt_list, "problems_of", deleted)
+    assert ckpt(action, run.folder, "--json") == 0
+    assert [row["step"] for row in ckpt.told["checkpoints"]] == [4, 6]
+    run.path(2).with_name("step-00000002.1.trash").rename(run.path(2))
+    assert ckpt("verify", run.path(2)) == 1 and "step-00000002: it was deleted meanwhile" in ckpt.out
+
+
+@pytest.mark.parametrize("action", ["ls", "verify", "inspect", "export"])
+def test_a_file_that_leads_nowhere_is_what_is_missing(run: SavedRun, ckpt: Ckpt, tmp_path: Path, action: str) -> None:
+    for path in run.path(6).glob("*.safetensors"):
+        path.unlink()
+        path.symlink_to(tmp_path / "moved")
+    words = ["--out", tmp_path / "out"] if action == "export" else []
+    assert ckpt(action, run.path(6), *words) == (0 if action == "ls" else 1)
+    assert "missing" in ckpt.out + ckpt.err
 
 
 @pytest.mark.parametrize("action", ["ls", "verify", "inspect", "export", "prune", "diff"])

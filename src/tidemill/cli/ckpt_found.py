@@ -1,9 +1,10 @@
 """What a path on the command line stands for: a run's checkpoints, or one of them."""
 
+import contextlib
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from tidemill.cli.progress import bar
 from tidemill.cli.streams import say
 from tidemill.errors import CheckpointError, ConfigError
 
-__all__ = ["Found", "find", "find_run", "of_step", "only_or_newest", "read_entry", "read_newest"]
+__all__ = ["Found", "find", "find_run", "of_step", "only_or_newest", "read_entry", "read_newest", "tensor_bytes"]
 
 _NAME = re.compile(r"step-([0-9]+)(\..+)?")
 
@@ -106,8 +107,17 @@ def read_newest(found: Found, doing: str) -> StoredCheckpoint:
     raise CheckpointError(f"cannot {doing} {found.given}: none of its {len(rejected)} checkpoints is whole ({reasons})")
 
 
+def tensor_bytes(entries: Iterable[Entry]) -> int:
+    """Of their files of tensors, for a bar: what cannot be seen, or went meanwhile, does not count."""
+    total = 0
+    for entry in entries:
+        with contextlib.suppress(OSError):
+            total += sum(path.stat().st_size for path in entry.path.glob("*.safetensors"))
+    return total
+
+
 def _verified(entry: Entry) -> tuple[StoredCheckpoint | None, str]:
-    total = sum(path.stat().st_size for path in entry.path.glob("*.safetensors"))
+    total = tensor_bytes([entry])
     with bar(f"verifying {entry.path.name}", total) as advance:
         return problems_of(entry, advance=advance)
 
