@@ -47,13 +47,37 @@ def test_jobs_are_asked_for_by_the_caller_when_there_is_room_for_them() -> None:
     def jobs() -> Iterator[Callable[[], None]]:
         for number in range(20):
             assert threading.current_thread() is caller
-            assert number <= len(ended) + THREADS + 2
+            assert number <= len(ended) + 2 * THREADS + 2
             begun.append(number)
             yield lambda: None
 
     caller = threading.current_thread()
     in_order(jobs(), lambda done: ended.append(1))
     assert begun == list(range(20))
+
+
+def test_one_that_is_slow_leaves_the_others_busy_and_what_is_ready_is_taken_at_once() -> None:
+    ended, seen, taken = list[int](), list[int](), list[int]()
+
+    def slow() -> int:
+        while len(ended) < 2 * THREADS:
+            time.sleep(0.001)
+        return 0
+
+    def quick(number: int) -> int:
+        ended.append(number)
+        return number
+
+    def jobs() -> Iterator[Callable[[], int]]:
+        yield slow
+        yield from (partial(quick, number) for number in range(1, 2 * THREADS + 1))
+        while len(taken) < 2 * THREADS:
+            seen.append(len(taken))
+            yield partial(after, 0.01, -1)
+
+    in_order(jobs(), taken.append)
+    assert taken[: 2 * THREADS + 1] == list(range(2 * THREADS + 1))
+    assert len(seen) <= 2
 
 
 def test_one_that_is_alone_takes_no_thread_and_none_takes_nothing() -> None:

@@ -5,6 +5,7 @@ return is handed over in order, and the first failure in that order is the calle
 """
 
 import itertools
+import os
 import queue
 import threading
 from collections import deque
@@ -14,7 +15,9 @@ from typing import Generic, Self, TypeVar
 
 __all__ = ["THREADS", "in_order"]
 
-THREADS = 4
+THREADS = min(max(len(os.sched_getaffinity(0)), 4), 8)
+"""Of a disk's work: as many as there are cores, within what keeps a disk busy and what it has use for."""
+_AHEAD = 2  # jobs for each thread before the oldest is waited for: one that is slow leaves the others busy
 
 T = TypeVar("T")
 
@@ -22,8 +25,9 @@ T = TypeVar("T")
 def in_order(jobs: Iterable[Callable[[], T]], taken: Callable[[T], None], *, threads: int = THREADS) -> None:
     """Run `jobs`, at most `threads` of them at the same time, and call `taken` with what each returns, in order.
 
-    Jobs are asked for when there is room for them, one or two ahead of that. One that is alone runs in the caller's
-    thread. Raises what the first failing one of them raised, or `jobs`, or `taken`; nothing runs any more then.
+    Jobs are asked for as there is room, one or two for each thread ahead of what is taken. One that is alone runs in
+    the caller's thread. Raises what the first failing one of them raised, or `jobs`, or `taken`; nothing runs any more
+    then.
     """
     coming = iter(jobs)
     first = list(itertools.islice(coming, 2))
@@ -35,7 +39,7 @@ def in_order(jobs: Iterable[Callable[[], T]], taken: Callable[[T], None], *, thr
     with _Lanes(threads) as lanes:
         for job in itertools.chain(first, coming):
             waiting.append(lanes.begin(job))
-            if len(waiting) > threads:
+            while waiting and (len(waiting) > _AHEAD * threads or waiting[0].ended):
                 taken(waiting.popleft().result())
         while waiting:
             taken(waiting.popleft().result())
@@ -49,6 +53,10 @@ class _Ticket(Generic[T]):
         self._ended = threading.Event()
         self._values: list[T] = []
         self._error: BaseException | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self._ended.is_set()
 
     def run(self) -> None:
         try:

@@ -5,6 +5,7 @@ import pytest
 
 import tidemill
 from tidemill.checkpoint.manifest import FORMAT, FileEntry, Manifest, NewerFormatError, Slice, library_versions
+from tidemill.checkpoint.safetensors_file import checksum
 from tidemill.errors import CheckpointError
 
 MANIFEST = Manifest(
@@ -32,6 +33,12 @@ def write(folder: Path, data: bytes) -> Path:
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert Manifest.read(write(tmp_path, MANIFEST.to_bytes())) == MANIFEST
     assert MANIFEST.total_bytes == 4114
+
+
+def test_its_checksum_is_that_of_all_else_as_sorted_json_without_spaces() -> None:
+    told = json.loads(MANIFEST.to_bytes())
+    assert told.pop("xxh3") == checksum(json.dumps(told, sort_keys=True, separators=(",", ":")).encode())
+    assert MANIFEST.to_bytes().count(b"\n    {") == 1
 
 
 def test_any_flipped_digit_is_noticed(tmp_path: Path) -> None:

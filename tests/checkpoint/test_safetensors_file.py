@@ -42,7 +42,7 @@ def write(path: Path, tensors: dict[str, TensorBytes]) -> WrittenFile:
         path,
         slots_of(tensors),
         lambda name: tensors[name].pieces(),
-        metadata={"format": "pt"},
+        header=pack_header(slots_of(tensors), {"format": "pt"}),
         faults="checkpoint",
         advance=lambda count: None,
     )
@@ -142,7 +142,7 @@ def test_a_file_of_any_blocks_is_the_header_and_the_bytes_one_behind_the_other(
             path,
             slots,
             pieces_of,
-            metadata={},
+            header=pack_header(slots, {}),
             faults="checkpoint",
             advance=told.append,
             written=lambda name: ends.__setitem__(name, sum(told)),
@@ -183,7 +183,7 @@ def test_a_tensor_that_gives_other_bytes_than_it_said_is_refused(tmp_path: Path,
             tmp_path / "a",
             slots,
             lambda name: map(memoryview, pieces),
-            metadata={},
+            header=pack_header(slots, {}),
             faults="checkpoint",
             advance=lambda count: None,
         )
@@ -217,6 +217,11 @@ def test_a_disk_that_is_full_in_the_middle_is_an_os_error_of_the_caller(
     before = threading.active_count()
     with pytest.raises(OSError, match="No space left"):
         write_tensors(
-            tmp_path / "a", slots, lambda name: (data,), metadata={}, faults="checkpoint", advance=told.append
+            tmp_path / "a",
+            slots,
+            lambda name: (data,),
+            header=pack_header(slots, {}),
+            faults="checkpoint",
+            advance=told.append,
         )
     assert told == [16 << 20] and threading.active_count() == before

@@ -90,12 +90,13 @@ def test_what_has_the_layout_of_the_save_before_is_not_laid_out_again() -> None:
     looks = tensors.looks
     again = lay_out(STATE, {"trainer": Snapshot(tensors=tensors, layout=layout)})
     assert tensors.looks == looks > 0
-    assert [(file.name, file.slots, file.header) for file in again.files] == [
-        (file.name, file.slots, file.header) for file in first.files
+    assert [(file.name, file.layout.slots, file.layout.header) for file in again.files] == [
+        (file.name, file.layout.slots, file.layout.header) for file in first.files
     ]
     assert again.files[0].shard is not first.files[0].shard
+    assert again.files[0].entry(("ab",)).slices is first.files[0].entry(("cd",)).slices
     for other in (object(), None):
         less = Snapshot(tensors={"w1": tensors["w1"]}, layout=other)
-        assert [slot.name for slot in lay_out(STATE, {"trainer": less}).files[0].slots] == ["w1"]
+        assert [slot.name for slot in lay_out(STATE, {"trainer": less}).files[0].layout.slots] == ["w1"]
     more = lay_out(STATE, {"trainer": Snapshot(tensors=tensors)})
-    assert len(more.files[0].slots) == 9
+    assert len(more.files[0].layout.slots) == 9

@@ -96,6 +96,19 @@ def test_a_page_is_let_go_of_with_the_last_tensor_on_it() -> None:
     assert pages.references == 0 and not held.holds("a")
 
 
+def test_who_waits_is_woken_for_a_page_and_not_for_each_of_the_many_tensors_on_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pages = arena(100)
+    held = pages.read(claims(**{f"w{number}": (0, number, number + 1) for number in range(100)}), "a save")
+    woken: list[int] = []
+    monkeypatch.setattr(pages._changed, "notify_all", lambda: woken.append(pages.references))
+    for number in range(100):
+        assert pages.references == 1
+        held.let_go(f"w{number}")
+    assert woken == [0]
+
+
 def test_pages_on_which_no_tensor_lies_are_not_held() -> None:
     pages = arena(300)
     held = pages.read(claims(w=(0, 0, 10)), "a save")

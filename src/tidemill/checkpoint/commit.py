@@ -173,7 +173,7 @@ class Committer:
             raise CheckpointError(f"{file.name} was written, but {work} does not hold it here: {_NOT_SHARED}") from None
         if size != file.bytes:
             raise CheckpointError(f"{file.name} was written, but has {size} of {file.bytes} bytes here: {_NOT_SHARED}")
-        if _begin_of(path, len(file.header)) != file.header or len(written.blocks) != block_count(size):
+        if _begin_of(path, len(file.layout.header)) != file.layout.header or len(written.blocks) != block_count(size):
             raise CheckpointError(f"{file.name} was written with other tensors than those that were to be saved")
         if not written.direct:
             slow.append(file.name)

@@ -25,20 +25,18 @@ def cover_problems(held: Iterable[tuple[str, Mapping[str, TensorSpec]]]) -> list
     for file, specs in held:
         for name, spec in specs.items():
             pieces.setdefault(name, []).append((file, spec))
-    found = [problem for name in sorted(pieces) if (problem := _problem(name, pieces[name]))]
+    parted = sorted(name for name, of_one in pieces.items() if len(of_one) > 1 or not _is_whole(of_one[0][1]))
+    found = [problem for name in parted if (problem := _problem(name, pieces[name]))]
     more = len(found) - _SHOWN
     return found[:_SHOWN] + ([f"so it is with {more} tensors more"] if more > 0 else [])
 
 
+def _is_whole(spec: TensorSpec) -> bool:
+    return spec.shape == spec.whole and not any(spec.offset) and len(spec.offset) == len(spec.whole)
+
+
 def _problem(name: str, held: list[Held]) -> str:
     first_file, first = held[0]
-    if (
-        len(held) == 1
-        and first.shape == first.whole
-        and not any(first.offset)
-        and len(first.offset) == len(first.whole)
-    ):
-        return ""
     for file, spec in held:
         if (spec.dtype, spec.whole) != (first.dtype, first.whole):
             return (

@@ -11,7 +11,7 @@ import importlib.metadata
 import json
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -30,6 +30,7 @@ __all__ = [
     "Manifest",
     "NewerFormatError",
     "Slice",
+    "Slices",
     "library_versions",
     "shard_file",
 ]
@@ -69,6 +70,39 @@ class Slice:
     xxh3: str = ""
 
 
+class Slices(tuple[Slice, ...]):
+    """Those of one file. What is made of all of them is made once: files of many saves have the same."""
+
+    @functools.cached_property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """What each is a piece of, by the name of its tensor."""
+        return {
+            piece.name: TensorSpec(
+                dtype=piece.dtype, shape=piece.local_shape, whole=piece.global_shape, offset=piece.offset
+            )
+            for piece in self
+        }
+
+    @functools.cached_property
+    def lines(self) -> str:
+        """In the manifest, for people too: a line for each."""
+        return ",\n    ".join(map(json.JSONEncoder().encode, self._fields))
+
+    @functools.cached_property
+    def canonical(self) -> str:
+        """As the checksum of the manifest is over."""
+        return _canonical(self._fields)
+
+    @property
+    def _fields(self) -> list[dict[str, Any]]:
+        return [vars(piece) if piece.xxh3 else _without(vars(piece), "xxh3") for piece in self]
+
+    @classmethod
+    def of(cls, slices: Iterable[Slice]) -> "Slices":
+        """`slices` itself where it is one."""
+        return slices if isinstance(slices, cls) else cls(slices)
+
+
 @dataclass(frozen=True)
 class FileEntry:
     """One file. `xxh3` covers it whole and is empty for files of tensors, which have `blocks`: see WrittenFile.
@@ -86,12 +120,7 @@ class FileEntry:
     @property
     def specs(self) -> Mapping[str, TensorSpec]:
         """What each slice is a piece of, by the name of its tensor."""
-        return {
-            piece.name: TensorSpec(
-                dtype=piece.dtype, shape=piece.local_shape, whole=piece.global_shape, offset=piece.offset
-            )
-            for piece in self.slices
-        }
+        return Slices.of(self.slices).specs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,10 +152,10 @@ class Manifest:
     def to_bytes(self) -> bytes:
         """The file's content."""
         # As they will be read: the checksum is over that.
-        files = [_plain(entry) for entry in self.files]
-        told = json.loads(json.dumps(_without(vars(self), "files"))) | {"files": files}
-        told["xxh3"] = _checksum(told)
-        return _text(told).encode()
+        told = json.loads(json.dumps(_without(vars(self), "files")))
+        files = "[" + ",".join(map(_canonical_entry, self.files)) + "]"
+        told["xxh3"] = checksum(_object({**_each(told), "files": files}).encode())
+        return _text(told, self.files).encode()
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -156,32 +185,44 @@ class Manifest:
         return cls(**fields | {"files": files, "parts": tuple(fields["parts"])})
 
 
-def _plain(entry: FileEntry) -> dict[str, Any]:
-    slices = [vars(piece) if piece.xxh3 else _without(vars(piece), "xxh3") for piece in entry.slices]
-    return {**vars(entry), "slices": slices}
-
-
 def _without(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if key != name}
 
 
-def _text(told: Mapping[str, Any]) -> str:
+def _text(told: Mapping[str, Any], entries: Iterable[FileEntry]) -> str:
     """JSON for people too: a line for each field, file and slice, however many slices there are."""
     encode = json.JSONEncoder().encode
     files = []
-    for entry in told["files"]:
-        slices = ",\n    ".join(map(encode, entry["slices"]))
-        files.append(f'{encode(_without(entry, "slices"))[:-1]}, "slices": [\n    {slices}]}}')
-    lines = [f'"{key}": {encode(value)}' for key, value in told.items() if key != "files"]
+    for entry in entries:
+        slices = Slices.of(entry.slices).lines
+        files.append(f'{encode(_without(vars(entry), "slices"))[:-1]}, "slices": [\n    {slices}]}}')
+    lines = [f'"{key}": {encode(value)}' for key, value in told.items()]
     lines.append('"files": [\n  ' + ",\n  ".join(files) + "]")
     return "{\n " + ",\n ".join(lines) + "\n}"
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def _each(fields: Mapping[str, Any]) -> dict[str, str]:
+    return {key: _canonical(value) for key, value in fields.items()}
+
+
+def _object(texts: Mapping[str, str]) -> str:
+    """`_canonical` of what has these texts by key."""
+    return "{" + ",".join(f"{_canonical(key)}:{texts[key]}" for key in sorted(texts)) + "}"
+
+
+def _canonical_entry(entry: FileEntry) -> str:
+    return _object({**_each(_without(vars(entry), "slices")), "slices": Slices.of(entry.slices).canonical})
 
 
 def _file_entry(fields: dict[str, Any]) -> FileEntry:
     name = fields["name"]
     if name != Path(name).name or name in ("", ".", "..", MANIFEST):
         raise ValueError(f"{name!r} is no file name")
-    slices = tuple(_slice(item) for item in fields.pop("slices"))
+    slices = Slices(map(_slice, fields.pop("slices")))
     return FileEntry(**fields | {"slices": slices, "blocks": tuple(fields.get("blocks", ()))})
 
 
@@ -191,7 +232,7 @@ def _slice(fields: dict[str, Any]) -> Slice:
 
 
 def _checksum(fields: dict[str, Any]) -> str:
-    return checksum(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode())
+    return checksum(_canonical(fields).encode())
 
 
 @functools.cache

@@ -61,19 +61,18 @@ def write_tensors(
     slots: tuple[Slot, ...],
     pieces_of: Callable[[str], Iterable[memoryview]],
     *,
-    metadata: Mapping[str, str],
+    header: bytes,
     faults: str,
     advance: Callable[[int], None],
     written: Callable[[str], None] = lambda name: None,
 ) -> WrittenFile:
-    """Create and fsync `path`, asking for each tensor's bytes once, in the order of `slots`.
+    """Create and fsync `path`, asking for each tensor's bytes once, in the order of `slots`, whose header is `header`.
 
     A tensor's bytes may come in pieces. `faults` is the prefix of the fault points passed; `advance` is told of bytes
     written and may raise to stop; `written` of each tensor when its bytes are read no more. All of these are called
     by the caller's thread, in the order of the file, while others copy, hash and write. Raises OSError, and
     CheckpointError when a tensor has other bytes than its slot; nothing writes to `path` any more then.
     """
-    header = pack_header(slots, metadata)
     size = len(header) + (slots[-1].end if slots else 0)
     reached = _Reached(slots, len(header), written)
     sums: list[str] = []
@@ -155,7 +154,7 @@ def _all_pieces(slots: tuple[Slot, ...], pieces_of: Callable[[str], Iterable[mem
     for slot in slots:
         left = slot.end - slot.begin
         for piece in pieces_of(slot.name):
-            view = flat(piece)
+            view = piece if piece.ndim == 1 and piece.format == "B" else flat(piece)
             left -= len(view)
             yield view
         if left:

@@ -1,13 +1,35 @@
 """One rank's pieces as one file: written where they lie in memory, in the driver's process or in a worker's."""
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from tidemill.checkpoint.placing import first_difference, place_pieces
 from tidemill.checkpoint.safetensors_file import slots_of, write_tensors
+from tidemill.checkpoint.safetensors_header import Slot, pack_header
 from tidemill.contracts.checkpoint import HeldTensor, Shard, TensorPlace, TensorSpec, WrittenFile
 
-__all__ = ["LocalShard", "write_shard"]
+__all__ = ["FileLayout", "LocalShard", "layout_of", "write_shard"]
+
+
+@dataclass(frozen=True, eq=False)
+class FileLayout:
+    """Where in a file each tensor lies, and what the file begins with, byte for byte."""
+
+    slots: tuple[Slot, ...]
+    header: bytes
+
+    @property
+    def bytes(self) -> int:
+        """Of the whole file."""
+        return len(self.header) + (self.slots[-1].end if self.slots else 0)
+
+
+def layout_of(tensors: Mapping[str, HeldTensor]) -> FileLayout:
+    """Depends on names, dtypes and shapes alone. Raises CheckpointError when bytes, dtype and shape do not agree."""
+    slots = slots_of(tensors)
+    return FileLayout(slots, pack_header(slots, {}))
 
 
 def _nobody(name: str) -> None:
@@ -20,19 +42,21 @@ def write_shard(
     advance: Callable[[int], None],
     faults: str = "checkpoint",
     written: Callable[[str], None] = _nobody,
+    layout: FileLayout | None = None,
 ) -> WrittenFile:
     """Create and fsync the safetensors file `path` of pieces in their own shapes.
 
-    The layout depends on names, dtypes and shapes alone, so that whoever knows those knows it too. `advance` is told
-    of bytes written and may raise to stop; `written` of each piece that is read no more; `faults` is the prefix of the
-    fault points passed. Raises CheckpointError when bytes, dtype and shape of a piece do not agree, and OSError; what
-    is at `path` then is the caller's to remove.
+    The layout depends on names, dtypes and shapes alone, so that whoever knows those knows it too; who has it gives it.
+    `advance` is told of bytes written and may raise to stop; `written` of each piece that is read no more; `faults` is
+    the prefix of the fault points passed. Raises CheckpointError when bytes, dtype and shape of a piece do not agree,
+    and OSError; what is at `path` then is the caller's to remove.
     """
+    layout = layout or layout_of(tensors)
     return write_tensors(
         path,
-        slots_of(tensors),
+        layout.slots,
         lambda name: tensors[name].pieces(),
-        metadata={},
+        header=layout.header,
         faults=faults,
         advance=advance,
         written=written,
@@ -42,14 +66,26 @@ def write_shard(
 class LocalShard:
     """Pieces in the memory of this process: a Shard. `written` is told of each that is not read again: see Snapshot."""
 
-    def __init__(self, tensors: Mapping[str, HeldTensor], written: Callable[[str], None] = _nobody) -> None:
+    def __init__(
+        self,
+        tensors: Mapping[str, HeldTensor],
+        written: Callable[[str], None] = _nobody,
+        layout: FileLayout | None = None,
+    ) -> None:
+        """`layout` is that of their file, where it is known from an equal one."""
         self._tensors = tensors
         self._written = written
+        self._known = layout
+
+    @cached_property
+    def layout(self) -> FileLayout:
+        """Of its file. Raises CheckpointError when bytes, dtype and shape of a piece do not agree."""
+        return self._known or layout_of(self._tensors)
 
     @property
     def specs(self) -> Mapping[str, TensorSpec]:
         """See Shard. Raises CheckpointError when bytes, dtype and shape of a piece do not agree."""
-        slots_of(self._tensors)
+        _ = self.layout
         return {name: tensor.spec for name, tensor in self._tensors.items()}
 
     def write(self, path: Path, advance: Callable[[int], None], *, last: Collection[str] = ()) -> WrittenFile:
@@ -61,7 +97,8 @@ class LocalShard:
             if name in gone:
                 written(name)
 
-        return write_shard(path, self._tensors, advance, written=tell)
+        told = written if gone.issuperset(self._tensors) else tell
+        return write_shard(path, self._tensors, advance, written=told, layout=self.layout)
 
     def some(self, names: Collection[str]) -> Shard:
         """See Shard."""

@@ -2,13 +2,14 @@
 
 import contextlib
 import json
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 
 from tidemill.checkpoint.cover import cover_problems
-from tidemill.checkpoint.manifest import FileEntry, Slice, shard_file
-from tidemill.checkpoint.safetensors_header import Slot, lay_out, pack_header
-from tidemill.checkpoint.shard import LocalShard
+from tidemill.checkpoint.manifest import FileEntry, Slice, Slices, shard_file
+from tidemill.checkpoint.safetensors_header import lay_out, pack_header
+from tidemill.checkpoint.shard import FileLayout, LocalShard
 from tidemill.contracts.checkpoint import Shard, Snapshot, TensorSpec
 from tidemill.contracts.state import RunState
 from tidemill.errors import CheckpointError
@@ -20,37 +21,40 @@ __all__ = ["Staged", "StagedFile", "Stager", "release_after", "stage"]
 class StagedFile:
     """One shard of one part: what its file will be, known from the specs of its pieces alone.
 
-    `header` is what it begins with, byte for byte.
+    `slices` is the manifest's account of its tensors, made when it is first asked for.
     """
 
     name: str
     part: str
     shard: Shard
     specs: Mapping[str, TensorSpec]
-    slots: tuple[Slot, ...]
-    header: bytes
+    layout: FileLayout
+    slices: Callable[[], Slices]
 
     @property
     def bytes(self) -> int:
         """Of the whole file."""
-        return len(self.header) + (self.slots[-1].end if self.slots else 0)
+        return self.layout.bytes
 
     def entry(self, blocks: tuple[str, ...]) -> FileEntry:
         """The manifest's account of it, with the checksums of its blocks."""
-        start = len(self.header)
-        slices = tuple(
-            Slice(
-                name=slot.name,
-                dtype=slot.dtype,
-                global_shape=self.specs[slot.name].whole,
-                offset=self.specs[slot.name].offset,
-                local_shape=slot.shape,
-                begin=start + slot.begin,
-                end=start + slot.end,
-            )
-            for slot in self.slots
+        return FileEntry(self.name, self.part, self.bytes, "", self.slices(), blocks)
+
+
+def _slices(layout: FileLayout, specs: Mapping[str, TensorSpec]) -> Slices:
+    start = len(layout.header)
+    return Slices(
+        Slice(
+            name=slot.name,
+            dtype=slot.dtype,
+            global_shape=specs[slot.name].whole,
+            offset=specs[slot.name].offset,
+            local_shape=slot.shape,
+            begin=start + slot.begin,
+            end=start + slot.end,
         )
-        return FileEntry(self.name, self.part, self.bytes, "", slices, blocks)
+        for slot in layout.slots
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -104,7 +108,9 @@ class Stager:
             known = _laid_out(part, snapshot)
             self._known[part] = snapshot.layout, known
             return known
-        return [replace(file, shard=shard) for file, shard in zip(known, _shards(snapshot), strict=True)]
+        if snapshot.tensors:
+            return [replace(file, shard=LocalShard(snapshot.tensors, snapshot.written, file.layout)) for file in known]
+        return [replace(file, shard=shard) for file, shard in zip(known, snapshot.shards, strict=True)]
 
 
 def _extra(part: str, snapshot: Snapshot) -> str:
@@ -136,6 +142,12 @@ def _laid_out(part: str, snapshot: Snapshot) -> list[StagedFile]:
 
 def _file(part: str, index: int, count: int, shard: Shard) -> StagedFile:
     specs = shard.specs
-    slots = lay_out({name: (spec.dtype, spec.shape) for name, spec in specs.items()})
+    layout = shard.layout if isinstance(shard, LocalShard) else _layout_for(specs)
     name = shard_file(part, index, count)
-    return StagedFile(name=name, part=part, shard=shard, specs=specs, slots=slots, header=pack_header(slots, {}))
+    slices = cache(partial(_slices, layout, specs))
+    return StagedFile(name=name, part=part, shard=shard, specs=specs, layout=layout, slices=slices)
+
+
+def _layout_for(specs: Mapping[str, TensorSpec]) -> FileLayout:
+    slots = lay_out({name: (spec.dtype, spec.shape) for name, spec in specs.items()})
+    return FileLayout(slots, pack_header(slots, {}))

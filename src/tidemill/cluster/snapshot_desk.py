@@ -5,13 +5,13 @@ stepping, never stands behind a disk.
 """
 
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tidemill.checkpoint.shard import LocalShard
+from tidemill.checkpoint.shard import FileLayout, LocalShard
 from tidemill.cluster.worker import Failure, failure_of
 from tidemill.contracts.checkpoint import Snapshot, TensorPlace, WrittenFile
 from tidemill.errors import CheckpointError
@@ -66,6 +66,7 @@ class SnapshotDesk:
 
     def __init__(self) -> None:
         self._held: dict[int, _Held] = {}
+        self._laid: tuple[Hashable, FileLayout | None] = (None, None)
         self._lock = threading.Lock()
 
     def hold(self, token: int, snapshot: Snapshot) -> None:
@@ -80,7 +81,7 @@ class SnapshotDesk:
         """
 
         def work(shard: LocalShard, job: _Job) -> WrittenFile:
-            whole = shard.specs.keys() == set(names)
+            whole = {slot.name for slot in shard.layout.slots} == set(names)
             return (shard if whole else shard.some(names)).write(path, job.advance, last=last)
 
         self._begin(token, str(path), work)
@@ -128,10 +129,18 @@ class SnapshotDesk:
             raise CheckpointError("cannot write a snapshot that was released")
         return self._held[token]
 
+    def _shard(self, snapshot: Snapshot) -> LocalShard:
+        """Not laid out anew where the layout is that of the snapshot before."""
+        layout, laid = self._laid
+        if layout is None or layout != snapshot.layout:
+            laid = LocalShard(snapshot.tensors).layout
+            self._laid = snapshot.layout, laid
+        return LocalShard(snapshot.tensors, snapshot.written, laid)
+
     def _work(self, token: int, held: _Held, job: _Job, what: str, work: Callable[[LocalShard, _Job], Any]) -> None:
         value, failure = None, None
         try:
-            value = work(LocalShard(held.snapshot.tensors, held.snapshot.written), job)
+            value = work(self._shard(held.snapshot), job)
         except Exception as error:
             failure = failure_of(error)
         except BaseException as error:

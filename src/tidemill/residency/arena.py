@@ -64,7 +64,8 @@ class Arena:
         self._table = [list(pages) for pages in plan.home]
         self._free = list(plan.spares)
         self._readings: list[Reading] = []
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         # When a reader last let go of something; monotonic.
         self._progressed = -math.inf
 
@@ -212,14 +213,19 @@ class Reading:
 
     def let_go(self, name: str) -> None:
         """The tensor is read no more; nothing when that was said before."""
-        with self._arena._changed:
+        with self._arena._lock:
             if not self.holds(name):
                 return
             self._gone.add(name)
-            places = self._claims.places.get(name, ())
-            for place in places:
-                self._readers[place] -= 1
-            self._arena._drop(self, [place for place in places if self._readers[place] == 0])
+            self._arena._progressed = time.monotonic()
+            readers, last = self._readers, list[Place]()
+            for place in self._claims.places.get(name, ()):
+                readers[place] -= 1
+                if readers[place] == 0:
+                    last.append(place)
+            # Whoever waits for a page need not look up for each of its tensors.
+            if last:
+                self._arena._drop(self, last)
 
     def release(self) -> None:
         """Nothing is read any more; nothing when that was said before."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import xxhash
 
-from tidemill.contracts.checkpoint import SavedTensor, TensorBytes, TensorSpec, stretches
+from tidemill.contracts.checkpoint import HeldTensor, SavedTensor, TensorBytes, TensorSpec, stretches
 from tidemill.errors import CheckpointError
 from tidemill.lanes import in_order
 from tidemill.residency.arena import Reading
@@ -15,11 +15,34 @@ from tidemill.residency.ledger import NO_SLAB, Entry, Ledger
 from tidemill.residency.pages import PageRun
 from tidemill.units import MIB
 
-__all__ = ["PagedTensor", "check_loadable", "checksum_of", "put_all", "put_bytes"]
+__all__ = ["PagedTensor", "PagedTensors", "check_loadable", "checksum_of", "put_all", "put_bytes"]
 
 _NOTHING = memoryview(b"")
 _BLOCK_BYTES = 2 * MIB
 _THREADS = 8  # one alone copies at a part of what memory can do
+
+
+class PagedTensors(Mapping[str, HeldTensor]):
+    """All tensors of a ledger, by name, each made when it is asked for."""
+
+    def __init__(self, ledger: Ledger, runs: Mapping[int, PageRun], reading: Reading) -> None:
+        """`runs` are the pages of each slab."""
+        self._entries = ledger.by_name
+        self._runs = runs
+        self._reading = reading
+
+    def __getitem__(self, name: str) -> HeldTensor:
+        entry = self._entries[name]
+        return PagedTensor(entry, self._runs.get(entry.slab), self._reading)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
 
 class PagedTensor:
@@ -56,14 +79,14 @@ class PagedTensor:
         """See HeldTensor."""
         return self._entry.spec
 
-    def pieces(self) -> Iterator[memoryview]:
+    def pieces(self) -> Sequence[memoryview]:
         """See HeldTensor."""
-        run = self._held_run()
+        run, entry = self._held_run(), self._entry
         if run is None:
-            return iter(())
-        if not self._entry.row_major:
-            return iter((_row_major_copy(self._entry, run),))
-        return (view.toreadonly() for view in run.views(self._entry.offset, self._entry.end))
+            return ()
+        if not entry.row_major:
+            return (_row_major_copy(entry, run),)
+        return [view.toreadonly() for view in run.views(entry.offset, entry.end)]
 
     @property
     def data(self) -> memoryview:

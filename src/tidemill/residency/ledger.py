@@ -3,8 +3,9 @@
 Device memory is divided into slabs; an entry lies in one slab. Entries may overlap (views of one buffer).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -23,7 +24,7 @@ class Entry:
     """One tensor. `offset` is in bytes from the start of slab number `slab`, `stride` in elements.
 
     A tensor without elements lies nowhere: its slab is NO_SLAB. With `whole`, the tensor is the piece at
-    `offset_in_whole` of one of that shape.
+    `offset_in_whole` of one of that shape. What follows from all this is found out once: saves ask for it again.
     """
 
     name: str
@@ -41,17 +42,17 @@ class Entry:
         """As in a safetensors file."""
         return dtype_name(self.dtype)
 
-    @property
+    @cached_property
     def elements(self) -> int:
         """Number of elements."""
         return torch.Size(self.shape).numel()
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """Bytes of the elements, row-major and without gaps."""
         return self.elements * self.dtype.itemsize
 
-    @property
+    @cached_property
     def end(self) -> int:
         """One past its last byte in the slab; strides may leave gaps before it."""
         if self.elements == 0:
@@ -59,7 +60,7 @@ class Entry:
         last = sum((size - 1) * stride for size, stride in zip(self.shape, self.stride, strict=True))
         return self.offset + (last + 1) * self.dtype.itemsize
 
-    @property
+    @cached_property
     def spec(self) -> TensorSpec:
         """What it is a piece of, for a file."""
         return TensorSpec(
@@ -69,7 +70,7 @@ class Entry:
             offset=(0,) * len(self.shape) if self.offset_in_whole is None else self.offset_in_whole,
         )
 
-    @property
+    @cached_property
     def row_major(self) -> bool:
         """Whether the elements lie row-major and without gaps, so that a slice of the slab is the tensor."""
         expected = 1
@@ -101,9 +102,14 @@ class Ledger:
     def __len__(self) -> int:
         return len(self.entries)
 
+    @cached_property
+    def by_name(self) -> Mapping[str, Entry]:
+        """All entries, in the same order."""
+        return {entry.name: entry for entry in self.entries}
+
     def names(self) -> set[str]:
         """The names of all entries."""
-        return {entry.name for entry in self.entries}
+        return set(self.by_name)
 
     def check_covers(self, names: Iterable[str]) -> None:
         """Raises ResidencyError unless the entries are exactly `names`: state born later would not survive sleep."""

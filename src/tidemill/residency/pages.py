@@ -73,6 +73,10 @@ class PageRun:
 
     def spans(self, start: int, end: int) -> list[tuple[int, int]]:
         """Where bytes `[start, end)` of the slab lie in the mapping, in order; what is adjacent there is one span."""
+        number, within = divmod(start, self.page_bytes)
+        if start < end <= (number + 1) * self.page_bytes:
+            first = self.pages[number].start + within
+            return [(first, first + end - start)]
         found: list[tuple[int, int]] = []
         while start < end:
             within = start % self.page_bytes

@@ -11,6 +11,7 @@ from tests.residency.savers.test_beginning import contents, saver_of
 from tidemill import faults
 from tidemill.contracts.checkpoint import Snapshot
 from tidemill.errors import CheckpointError
+from tidemill.residency.contents import PagedTensor
 from tidemill.residency.savers import host_arena
 from tidemill.residency.savers.promised import Promises
 
@@ -44,6 +45,23 @@ def test_it_is_taken_at_once_and_reading_waits_for_the_copy(tensors: list[torch.
     assert saver.sealed_key == 1
     snapshot.release()
     assert saver.references() == 0
+
+
+def test_once_it_is_copied_its_tensors_are_those_of_the_pages_and_no_others(tensors: list[torch.Tensor]) -> None:
+    saver = saver_of(tensors)
+    first, *others = saver.ledger.by_name
+    snapshot = Promises(saver, wanted=lambda entry: entry.name == first).snapshot(1)
+    assert not isinstance(snapshot.tensors[first], PagedTensor)
+    assert next(iter(snapshot.tensors[first].pieces())) == contents(tensors)[0]
+    assert isinstance(snapshot.tensors[first], PagedTensor)
+    assert list(snapshot.tensors) == [first] and others[0] not in snapshot.tensors
+    with pytest.raises(KeyError):
+        snapshot.tensors[others[0]]
+    snapshot.written(first)
+    assert saver.references() == 0
+    with pytest.raises(CheckpointError, match="it was let go of"):
+        snapshot.tensors[first].pieces()
+    snapshot.release()
 
 
 def test_a_sleep_that_follows_takes_the_copy_over(tensors: list[torch.Tensor], late: LateTransfer) -> None:

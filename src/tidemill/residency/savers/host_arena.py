@@ -19,7 +19,7 @@ from tidemill.contracts.checkpoint import SavedTensor, Snapshot
 from tidemill.contracts.footprint import Part
 from tidemill.errors import ResidencyError
 from tidemill.planning.machine import available_bytes
-from tidemill.residency.contents import PagedTensor, check_loadable, checksum_of, put_all
+from tidemill.residency.contents import PagedTensors, check_loadable, checksum_of, put_all
 from tidemill.residency.coverage import check_covers
 from tidemill.residency.device_memory import MakeDeviceMemory, ResizedStorage
 from tidemill.residency.host_memory import FreeBytes, map_pinned, map_plain, refuse_pageable
@@ -238,7 +238,7 @@ class HostArenaSaver:
                 raise ResidencyError("cannot snapshot: the host pages hold no whole version; call `capture` first")
             reading = self._arena.read(self._claims, f"the snapshot of version {self._sealed!r}")
             runs = {number: self._arena.run(number) for number in range(len(self._crossing.slabs))}
-        tensors = {entry.name: PagedTensor(entry, runs.get(entry.slab), reading) for entry in self._ledger}
+        tensors = PagedTensors(self._ledger, runs, reading)
         return Snapshot(tensors=tensors, written=reading.let_go, release=reading.release)
 
     def load(self, tensors: Mapping[str, SavedTensor]) -> None:

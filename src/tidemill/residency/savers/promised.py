@@ -5,7 +5,7 @@ something, and has to call `settle` before. So a save costs its owner no more th
 """
 
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from tidemill.contracts.checkpoint import HeldTensor, Snapshot, TensorSpec
@@ -80,7 +80,11 @@ class _PromisedTensors(Mapping[str, HeldTensor]):
         self._promise = promise
 
     def __getitem__(self, name: str) -> HeldTensor:
-        return _PromisedTensor(self._entries[name], self._promise)
+        entry, kept = self._entries[name], self._promise.kept
+        return _PromisedTensor(entry, self._promise) if kept is None else kept.tensors[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
@@ -105,6 +109,11 @@ class _Promise:
     def open(self) -> bool:
         """Whether somebody may still ask for the copy."""
         return self._kept is None and self._failure is None and not self._released
+
+    @property
+    def kept(self) -> Snapshot | None:
+        """What it became, from which it is read as well; it stays that."""
+        return self._kept
 
     def fulfil(self) -> None:
         """End the copy, unless that was done, failed, or nobody wants it any more."""
@@ -133,6 +142,9 @@ class _Promise:
 
     def written(self, name: str) -> None:
         """See Snapshot."""
+        if self._kept is not None:
+            self._kept.written(name)
+            return
         with self._lock:
             if self._kept is None:
                 self._written.append(name)
@@ -176,9 +188,9 @@ class _PromisedTensor:
         """See HeldTensor."""
         return self._entry.spec
 
-    def pieces(self) -> Iterator[memoryview]:
+    def pieces(self) -> Iterable[memoryview]:
         """See HeldTensor."""
-        return iter(self._held.pieces())
+        return self._held.pieces()
 
     @property
     def data(self) -> memoryview:
