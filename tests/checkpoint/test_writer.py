@@ -252,6 +252,7 @@ def test_what_hangs_behind_a_durable_save_is_given_up_and_nothing_is_written_bes
     desk: Desk, monkeypatch: pytest.MonkeyPatch, behind: str
 ) -> None:
     monkeypatch.setattr("tidemill.checkpoint.writer._NOTICE_ABANDON", 0.05)
+    monkeypatch.setattr("tidemill.checkpoint.writer._LET_GO", 0.05)
     go = threading.Event()
 
     def hung(*given: object) -> None:
@@ -296,3 +297,24 @@ def test_a_run_that_goes_on_leaves_saves_out_while_a_hung_one_lives_unless_one_m
     writer.submit(desk.staged(6), must=False)
     writer.wait()
     assert writer.durable_step == 6
+
+
+def test_an_export_that_is_slow_to_notice_costs_the_next_save_its_time_and_not_its_place(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidemill.checkpoint.writer._NOTICE_ABANDON", 0.05)
+    ended = threading.Event()
+
+    def slow(staged: Staged, advance: Callable[[int], None]) -> None:
+        if staged.step == 1:
+            threading.Event().wait(0.6)
+            ended.set()
+
+    writer = desk.writer(quick, export=slow)
+    writer.submit(desk.staged(1), must=False)
+    while writer.durable_step != 1:
+        pass
+    assert writer.make_way(2, 0.05, must=True) and ended.is_set()
+    writer.submit(desk.staged(2), must=True)
+    writer.wait()
+    assert writer.durable_step == 2

@@ -22,6 +22,7 @@ __all__ = ["Writer"]
 
 _LOOK = 0.05  # seconds between looks at a writer that is waited for
 _GOES_ON = "the run goes on because checkpoint.on_failure is continue"
+_LET_GO = 12.0  # seconds more, where the next save needs the place: a rank is given ten to let go of a file
 _NOTICE_ABANDON = 2.0  # seconds for a writer that still lives to clear its attempt away
 
 
@@ -112,6 +113,8 @@ class Writer:
         return True
 
     def _check_free(self, step: int) -> None:
+        if self._job is not None:
+            self._thread.join(_LET_GO)
         if (job := self._job) is not None:
             raise CheckpointError(
                 f"cannot save step {step}: step {job.staged.step} is saved, but its export or the clearing of older "
