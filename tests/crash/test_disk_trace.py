@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash.campaign.disk_left import BLOCK, Replay, blocks
-from tests.crash.campaign.disk_trace import DiskTrace
+from tests.crash.campaign.disk_trace import LOG, DiskTrace, has_begun
 from tests.testing.test_volatile_disk import Contents, everything, nothing, sync_folder, tree, write
 
 
@@ -117,6 +117,15 @@ def test_a_process_that_is_killed_before_any_operation_leaves_a_trace_that_can_b
     assert not replay.unseen(run)
     assert left(replay, tmp_path / "all", everything) == tree(run)
     assert ("b" in left(replay, tmp_path / "none", nothing)) == (operation > 4)
+
+
+def test_a_trace_has_begun_once_all_that_was_there_is_noted(run: Path, tmp_path: Path) -> None:
+    assert not has_begun(tmp_path / "trace")
+    traced(run)
+    assert has_begun(tmp_path / "trace")
+    log = tmp_path / "trace" / LOG
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:-1]))
+    assert not has_begun(tmp_path / "trace")
 
 
 def test_a_torn_file_has_of_each_block_one_of_two_versions_and_keeps_what_was_durable(tmp_path: Path) -> None:

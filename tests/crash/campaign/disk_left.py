@@ -12,14 +12,14 @@ BLOCK = 4096
 
 
 class Replay:
-    """The model of the disk after everything in `trace`, a folder that DiskTrace wrote."""
+    """The model of the disk after everything in `trace`, a folder that DiskTrace has begun to write."""
 
     def __init__(self, trace: Path) -> None:
         self._files = trace / NODES
         self.model = DiskModel(Node(True, bytes))
         records = [json.loads(line) for line in (trace / LOG).read_text().splitlines()]
         for record, after in zip(records, [*records[1:], {"kind": "end"}], strict=True):
-            if record["kind"] not in ("failed", "write") and after["kind"] != "failed":
+            if record["kind"] not in ("begun", "failed", "write") and after["kind"] != "failed":
                 self._make(record)
 
     def leave(self, target: Path, choose: Choose) -> None:

@@ -21,6 +21,11 @@ from tidemill.testing.watched_folder import Operation, WatchedFolder
 LOG, NODES = "log.jsonl", "nodes"
 
 
+def has_begun(trace: Path) -> bool:
+    """Whether whoever traces into `trace` lived to see the first operation."""
+    return (trace / LOG).exists() and '"kind": "begun"' in (trace / LOG).read_text()
+
+
 class DiskTrace:
     """Traces `run` into the new folder `trace`, in this process and in all that are forked from it, for good.
 
@@ -48,6 +53,7 @@ class DiskTrace:
                 node = self._node(path)
                 os.link(path, self._trace / NODES / node)
                 self._write(kind="create", path=path, node=node, copy=self._copy(path), durable=True)
+        self._write(kind="begun", path=self._run)
         WatchedFolder(self._run, self._carry_out, files=True).__enter__()
 
     def _carry_out(self, operation: Operation, really: Callable[[], Any]) -> Any:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tests.crash.campaign.damage import damage_newest
 from tests.crash.campaign.disk_left import Replay
+from tests.crash.campaign.disk_trace import has_begun
 from tests.crash.campaign.inside import Inside, no_fault
 from tests.crash.campaign.inspection import Finding, findings, findings_of_exports
 from tests.crash.campaign.kills import NEVER, Kill
@@ -120,7 +121,7 @@ class Life:
             return
         if self._held:
             yield Finding("held", f"a save began while pages were still held for another, at {self._held}")
-        yield from self._look() if not kill.power else self._cut_power()
+        yield from self._cut_power() if kill.power and has_begun(self._trace) else self._look()
         # A run that has ended looks at its checkpoints no more.
         if kill.damage and not self._has_ended() and (broken := damage_newest(self.run / "checkpoints", self.dice)):
             step, self.acknowledged = broken
