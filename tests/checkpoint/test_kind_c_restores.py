@@ -7,7 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.checkpoint.real_runs import QUICK, checkpoint_of, lines_of, notices, rows_of, started, steps_of, whole_steps
+from tests.checkpoint.real_runs import (
+    QUICK,
+    RANKS,
+    checkpoint_of,
+    lines_of,
+    notices,
+    rows_of,
+    started,
+    steps_of,
+    whole_steps,
+)
 from tests.residency.real_run import prepare_learning
 
 from tidemill.checkpoint.catalog import newest
@@ -94,6 +104,22 @@ def test_c09_moments_and_counts_go_on_over_a_resume_and_a_checkpoint_without_the
     error = capsys.readouterr().err
     assert "tensors of the optimizer are not in the checkpoint" in error and "start a new run" in error
     assert whole_steps(bare) == [4]
+
+
+@pytest.mark.parametrize("ranks", [(), RANKS])
+def test_c09_a_fresh_optimizer_is_asked_for_by_name_and_told_of(base: Path, ranks: tuple[str, ...]) -> None:
+    """C09: state missing means an error unless asked for. What is there is loaded all the same."""
+    whole, bare = base / f"whole {len(ranks)}", base / f"accepted {len(ranks)}"
+    accepted = 'checkpoint.accept=["optimizer"]'
+    assert started(base, whole, "steps=4", *QUICK) == 0
+    (bare / "checkpoints").mkdir(parents=True)
+    without_optimizer(read_checkpoint(checkpoint_of(whole, 4), step=4), bare / "checkpoints")
+    for run, counted in ((bare, 1), (whole, 5)):
+        assert started(base, run, "steps=5", accepted, *QUICK, *ranks) == 0
+        after = read_checkpoint(checkpoint_of(run, 5), step=5).parts["trainer"]
+        assert (after.extra["updates"], after.extra["optimizer_steps"]) == (5, counted)
+        told = [text for text in notices(run) if "begin at zero" in text]
+        assert len(told) == (run is bare)
 
 
 def test_c15_a_crash_and_a_resume_are_one_run_of_the_tracker_whose_steps_come_once_or_with_a_mark(base: Path) -> None:

@@ -113,7 +113,7 @@ def test_a_best_by_evaluation_needs_steps_that_are_saved_and_evaluated(problems:
 def test_what_a_resume_accepts_is_something_that_a_checkpoint_is_bound_to(problems: Problems) -> None:
     assert problems('checkpoint.accept=["model", "tokenizer", "data", "algorithm", "warm_up", "seed"]') == []
     (found,) = problems('checkpoint.accept=["Dta", "seed"]')
-    assert found.endswith('"Dta" is nothing that a checkpoint is bound to; did you mean "data"?')
+    assert found.endswith('"Dta" is no change that a resume can accept; did you mean "data"?')
     (found,) = problems('checkpoint.accept=["everything"]')
     assert "the names are model, tokenizer, data, algorithm, warm_up, seed" in found
 

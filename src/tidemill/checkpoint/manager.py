@@ -135,7 +135,7 @@ class CheckpointManager:
             self._emit(Notice(text=text, level="warning"))
         self._check_identity(stored)
         for name, part in self._parts.items():
-            part.load(stored.parts[name])
+            part.load(replace(stored.parts[name], accept=self._accept))
         set_aside(rejected, self._attempt)
         # A crash between rename and retention leaves a whole checkpoint that was never acknowledged: it is from now on.
         fsync_folder(self._folder)

@@ -143,7 +143,7 @@ class TrainerService(TenantService):
         extra = {name: value for name, value in saved.extra.items() if name != RANK_RANDOM}
         try:
             with self._counted():
-                self._trainer.load(Saved(tensors=saved.tensors, extra=extra))
+                self._trainer.load(Saved(tensors=saved.tensors, extra=extra, accept=saved.accept))
         except BaseException:
             random.load(Saved(tensors={}, extra=before))
             raise

@@ -7,10 +7,13 @@ from pydantic import Field
 from tidemill.config.base import Settings
 from tidemill.config.kinds import Interval, Names, Precision, Seconds
 
-__all__ = ["BOUND_TO", "CheckpointSettings"]
+__all__ = ["ACCEPTABLE", "BOUND_TO", "CheckpointSettings"]
 
 BOUND_TO = ("model", "tokenizer", "data", "algorithm", "warm_up", "seed")
-"""What a checkpoint is bound to: the names that `accept` takes."""
+"""What a checkpoint is bound to."""
+
+ACCEPTABLE = (*BOUND_TO, "optimizer")
+"""The names that `accept` takes."""
 
 
 class CheckpointSettings(Settings):
@@ -39,7 +42,8 @@ class CheckpointSettings(Settings):
     """On resume, take the next older checkpoint when the newest is damaged; false refuses to start instead."""
     accept: Names = ()
     """Changes since the checkpoint that a resume may accept, for example `["data"]`; others are refused. Names: model,
-    tokenizer, data, algorithm, warm_up, seed."""
+    tokenizer, data, algorithm, warm_up, seed; and optimizer, which takes a checkpoint without the optimizer's state and
+    begins a fresh one."""
     export: bool = True
     """Write a folder that `transformers` loads at the end of the run."""
     export_every: Interval = 0

@@ -4,7 +4,7 @@ import difflib
 import math
 from collections.abc import Iterator
 
-from tidemill.config.checkpoint import BOUND_TO
+from tidemill.config.checkpoint import ACCEPTABLE
 from tidemill.config.findings import Finding, Rule
 from tidemill.config.run import RunConfig
 
@@ -35,11 +35,11 @@ def exported_steps_are_saved_ones(config: RunConfig) -> Iterator[Finding]:
 def accepted_changes_are_known(config: RunConfig) -> Iterator[Finding]:
     """A name that stands for nothing would accept nothing."""
     for name in config.checkpoint.accept:
-        if name in BOUND_TO:
+        if name in ACCEPTABLE:
             continue
-        close = difflib.get_close_matches(name.lower(), BOUND_TO, n=1)
-        meant = f'did you mean "{close[0]}"?' if close else f"the names are {', '.join(BOUND_TO)}"
-        yield Finding(("checkpoint.accept",), f'"{name}" is nothing that a checkpoint is bound to; {meant}')
+        close = difflib.get_close_matches(name.lower(), ACCEPTABLE, n=1)
+        meant = f'did you mean "{close[0]}"?' if close else f"the names are {', '.join(ACCEPTABLE)}"
+        yield Finding(("checkpoint.accept",), f'"{name}" is no change that a resume can accept; {meant}')
 
 
 def the_best_checkpoint_is_one_of_several(config: RunConfig) -> Iterator[Finding]:

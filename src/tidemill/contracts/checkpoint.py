@@ -241,10 +241,14 @@ class Snapshot:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Saved:
-    """What a `Snapshot` held, read back and verified."""
+    """What a `Snapshot` held, read back and verified.
+
+    `accept` names changes that whoever loads it is asked to put up with, as `checkpoint.accept` has them.
+    """
 
     tensors: Mapping[str, SavedTensor]
     extra: Mapping[str, Any]
+    accept: Collection[str] = ()
 
 
 class Stateful(Protocol):

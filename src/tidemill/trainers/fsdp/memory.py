@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tidemill.contracts.checkpoint import SavedTensor, Snapshot
+from tidemill.contracts.checkpoint import Saved, Snapshot
 from tidemill.contracts.events import Emit, Notice, PhaseDone
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.residency import Moved
@@ -25,6 +25,7 @@ from tidemill.residency.savers.host_arena import HostArenaSaver
 from tidemill.residency.savers.promised import Promises
 from tidemill.trainers.common import gradients
 from tidemill.trainers.fsdp.arriving import wait_at_once, wait_by_layer
+from tidemill.trainers.fsdp.fresh_moments import ACCEPTED, with_fresh_moments
 from tidemill.trainers.fsdp.model import Predictor
 from tidemill.trainers.fsdp.optimizer import AdamW
 from tidemill.trainers.fsdp.pieces import boxes, local, whole_and_offset
@@ -214,17 +215,28 @@ class RankMemory:
             return True
         return self._ranks.rank < self._ranks.shards and not entry.name.startswith("buffer/") and entry.bytes > 0
 
-    def load(self, tensors: Mapping[str, SavedTensor]) -> None:
-        """Of whole tensors this rank's pieces. Raises CheckpointError, and changes nothing, unless all fit."""
-        missing = sorted(set(self._optimizer.state()) - set(tensors))
+    def load(self, saved: Saved) -> bool:
+        """Of whole tensors this rank's pieces. Whether moments are missing and begin at zero, as `saved` accepts.
+
+        Raises CheckpointError, and changes nothing, unless all fit.
+        """
+        tensors, moments = saved.tensors, self._optimizer.state()
+        missing = sorted(set(moments) - set(tensors))
         if missing:
-            raise CheckpointError(
-                f"cannot load the trainer: {len(missing)} tensors of the optimizer are not in the checkpoint "
-                f"({missing[0]}, ...), and without them training would start afresh in silence; use a whole "
-                "checkpoint, or start a new run from its exported model"
-            )
+            absent = f"{len(missing)} tensors of the optimizer are not in the checkpoint ({missing[0]}, ...)"
+            if ACCEPTED not in saved.accept:
+                raise CheckpointError(
+                    f"cannot load the trainer: {absent}, and without them training would start afresh in silence; use "
+                    "a whole checkpoint, start a new run from its exported model, or accept a fresh optimizer with "
+                    f'checkpoint.accept = ["{ACCEPTED}"]'
+                )
+            tensors = with_fresh_moments(tensors, self._saver.ledger, moments)
         reshard(self._predictor)
         self._saver.load(boxes(self._saver.ledger, tensors))
+        if missing and self._ranks.rank == 0:
+            text = f"{absent}: all moments begin at zero and steps count from 0 (checkpoint.accept has {ACCEPTED})"
+            self._emit(Notice(text=text, level="warning"))
+        return bool(missing)
 
     def close(self) -> None:
         """Unpin the host pages, with the copies in them that snapshots still wait for."""

@@ -41,6 +41,10 @@ class Progress:
             )
         return cls(**found)
 
+    def with_fresh_moments(self) -> Self:
+        """As far as before, with no update behind the moments."""
+        return replace(self, optimizer_steps=0)
+
     def total_steps(self, phases: Mapping[str, PhaseSettings]) -> int:
         """Of the phase, by its settings; 0 before the first."""
         return phases[self.phase].total_steps if self.phase else 0

@@ -269,7 +269,8 @@ class FsdpTrainer:
         )
 
     def load(self, saved: Saved) -> None:
-        """Parameters, moments and counts. Raises CheckpointError, and changes nothing, unless all of them are there.
+        """Parameters, moments and counts. Raises CheckpointError, and changes nothing, unless all of them are there;
+        with `optimizer` accepted, missing moments begin at zero.
 
         Each rank reads its own pieces of what any number of ranks saved. Communicates nothing.
         """
@@ -277,7 +278,8 @@ class FsdpTrainer:
         progress = Progress.from_json(saved.extra)
         progress.check_phase(self._phases)
         self._memory.settle()
-        self._memory.load(saved.tensors)
+        if self._memory.load(saved):
+            progress = progress.with_fresh_moments()
         self._progress, self._optimizer.steps = progress, progress.optimizer_steps
         self._version += 1
         self._torn = False
