@@ -20,7 +20,8 @@ from tidemill.checkpoint.blocks import (
     flat,
     sums_of,
 )
-from tidemill.checkpoint.manifest import FileEntry
+from tidemill.checkpoint.manifest import FileEntry, Slice
+from tidemill.checkpoint.safetensors_file import checksum
 from tidemill.checkpoint.shard import LocalShard
 from tidemill.checkpoint.staged import stage
 from tidemill.checkpoint.verify import file_problems
@@ -137,6 +138,27 @@ def test_a_long_list_of_tensors_ends_with_how_many_more_there_are(tmp_path: Path
     damaged(tmp_path / many.name, [4096])
     (text,) = file_problems(tmp_path, [many], lambda count: None)
     assert "of a, b, c and 2 tensors more in bytes [0, 4176)" in text
+
+
+def test_a_header_that_is_not_byte_for_byte_ours_is_read_and_compared(tmp_path: Path) -> None:
+    few = written(tmp_path, {name: (counted((4,)), "F32") for name in "ab"})
+    path = tmp_path / few.name
+    data = path.read_bytes()
+
+    def problems(old: bytes, new: bytes, **slices: Slice) -> list[str]:
+        path.write_bytes(data.replace(old, new, 1).replace(b" " * (len(new) - len(old)), b"", 1))
+        listed = tuple(slices.get(one.name, one) for one in few.slices)
+        entry = replace(few, slices=listed, blocks=(checksum(path.read_bytes()),))
+        return file_problems(tmp_path, [entry], lambda count: None)
+
+    assert problems(b"", b"") == []
+    assert problems(b'"dtype":"F32","shape":[4]', b'"shape":[4],"dtype":"F32"') == []
+    assert "describe different tensors" in problems(b'"b"', b'"c"')[0]
+    second = few.slices[1]
+    assert "describe different tensors" in problems(b"", b"", b=second._replace(name="a"))[0]
+    assert "describe different tensors" in problems(b"", b"", b=second._replace(begin=4096, end=4112))[0]
+    negative = second._replace(local_shape=(-4, -1))
+    assert "shape [-4, -1]" in problems(b'[4],"data_offsets":[16', b'[-4,-1],"data_offsets":[16', b=negative)[0]
 
 
 def test_a_manifest_with_too_few_checksums_is_noticed(tmp_path: Path, entry: FileEntry) -> None:

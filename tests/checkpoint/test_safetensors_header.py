@@ -5,7 +5,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidemill.checkpoint.safetensors_header import ITEM_BYTES, header_size, lay_out, pack_header, parse_header
+from tidemill.checkpoint.safetensors_header import (
+    ITEM_BYTES,
+    Slot,
+    fits,
+    header_size,
+    lay_out,
+    pack_header,
+    parse_header,
+)
 from tidemill.errors import CheckpointError
 
 FIELD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
@@ -91,3 +99,22 @@ def test_a_dtype_that_the_format_has_not_and_its_reserved_name_cannot_be_written
         lay_out({"a": ("complex", (1,))})
     with pytest.raises(CheckpointError, match="reserves"):
         lay_out({"__metadata__": ("U8", (1,))})
+
+
+def test_only_tensors_that_follow_each_other_with_the_bytes_they_take_fit() -> None:
+    first, second = Slot("a", "F32", (2, 3), 0, 24), Slot("b", "U8", (), 24, 25)
+    assert fits([]) and fits([first, second, Slot("none", "I64", (0, 4), 25, 25)])
+    wrong = [
+        Slot("a", "U8", (), 24, 25),
+        Slot("b", "U8", (), 25, 26),
+        Slot("b", "U8", (), 23, 24),
+        Slot("b", "F16", (), 24, 25),
+        Slot("b", "F3", (), 24, 25),
+        Slot("b", "U8", (-1, -1), 24, 25),
+        Slot("b", "U8", (True,), 24, 25),
+        Slot("b", "U8", (1.0,), 24, 25),  # type: ignore[arg-type]
+        Slot(1, "U8", (), 24, 25),  # type: ignore[arg-type]
+        Slot("b", ["U8"], (), 24, 25),  # type: ignore[arg-type]
+    ]
+    assert not any(fits([first, slot]) for slot in wrong)
+    assert not fits([second, first]) and not fits([second])

@@ -69,7 +69,7 @@ def test_a_tensor_whose_pieces_leave_a_gap_is_named_with_what_is_missing(saved: 
     manifest = Manifest.read(saved / "manifest.json")
     entry = manifest.files[0]
     piece = entry.slices[0]
-    doubled = replace(piece, global_shape=(2 * piece.local_shape[0],))
+    doubled = piece._replace(global_shape=(2 * piece.local_shape[0],))
     files = (replace(entry, slices=(doubled, *entry.slices[1:])), *manifest.files[1:])
     (saved / "manifest.json").write_bytes(replace(manifest, files=files).to_bytes())
     with pytest.raises(BrokenCheckpointError, match=r"model/w of shape \[2000\] has 1000 of 2000 elements.*\[1000\]"):
@@ -123,7 +123,7 @@ def test_every_broken_shard_is_named_at_once(in_ranks: Path) -> None:
 def test_pieces_that_disagree_are_broken_and_named(in_ranks: Path, change: dict[str, Any], said: str) -> None:
     manifest = Manifest.read(in_ranks / "manifest.json")
     entry = manifest.files[1]
-    slices = tuple(replace(one, **change) if one.name == "model/w" else one for one in entry.slices)
+    slices = tuple(one._replace(**change) if one.name == "model/w" else one for one in entry.slices)
     if "dtype" in change:  # the header of the file says so as well
         path = in_ranks / entry.name
         data = path.read_bytes()

@@ -22,6 +22,7 @@ __all__ = ["BLOCK_BYTES", "CHUNK_BYTES", "Buffers", "Stretch", "block_count", "b
 
 BLOCK_BYTES = 16 << 20
 CHUNK_BYTES = 4 << 20  # what is read or written at once: four threads keep a disk busy, and little memory is taken
+_AHEAD_BYTES = 1 << 20
 _SMALL = 16 << 10  # bytes below which a copy is over before another thread could begin
 
 
@@ -111,8 +112,10 @@ def _sum_of(stretch: Stretch, buffers: Buffers) -> str:
     digest, at = xxhash.xxh3_64(), stretch.begin
     descriptor = os.open(stretch.path, os.O_RDONLY)
     try:
-        # What comes next is asked for at once: the other threads are there already.
-        os.posix_fadvise(descriptor, at, stretch.end - at, os.POSIX_FADV_WILLNEED)
+        # All of it is asked for at once, in pieces: of a larger one the system reads no more ahead than of this.
+        for ahead in range(at, stretch.end, _AHEAD_BYTES):
+            count = min(_AHEAD_BYTES, stretch.end - ahead)
+            os.posix_fadvise(descriptor, ahead, count, os.POSIX_FADV_WILLNEED)
         with buffers.one() as buffer:
             while at < stretch.end:
                 count = os.preadv(descriptor, [buffer[: stretch.end - at]], at)

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import tidemill
 from tidemill.checkpoint.safetensors_file import checksum
@@ -53,8 +53,7 @@ class NewerFormatError(CheckpointError):
     """A later release wrote it: it is not broken, so nothing may walk past it."""
 
 
-@dataclass(frozen=True)
-class Slice:
+class Slice(NamedTuple):
     """A piece of a tensor: where it lies in the whole tensor, and where in its file (bytes from the file's start).
 
     `xxh3` is empty since format 2.
@@ -86,16 +85,16 @@ class Slices(tuple[Slice, ...]):
     @functools.cached_property
     def lines(self) -> str:
         """In the manifest, for people too: a line for each."""
-        return ",\n    ".join(map(json.JSONEncoder().encode, self._fields))
+        return ",\n    ".join(map(json.JSONEncoder().encode, self._plain))
 
     @functools.cached_property
     def canonical(self) -> str:
         """As the checksum of the manifest is over."""
-        return _canonical(self._fields)
+        return _canonical(self._plain)
 
     @property
-    def _fields(self) -> list[dict[str, Any]]:
-        return [vars(piece) if piece.xxh3 else _without(vars(piece), "xxh3") for piece in self]
+    def _plain(self) -> list[dict[str, Any]]:
+        return [_without(piece._asdict(), "" if piece.xxh3 else "xxh3") for piece in self]
 
     @classmethod
     def of(cls, slices: Iterable[Slice]) -> "Slices":
@@ -227,8 +226,9 @@ def _file_entry(fields: dict[str, Any]) -> FileEntry:
 
 
 def _slice(fields: dict[str, Any]) -> Slice:
-    shapes = {key: tuple(fields[key]) for key in ("global_shape", "offset", "local_shape")}
-    return Slice(**fields | shapes)
+    for key in ("global_shape", "offset", "local_shape"):
+        fields[key] = tuple(fields[key])
+    return Slice(**fields)
 
 
 def _checksum(fields: dict[str, Any]) -> str:

@@ -7,13 +7,13 @@ checked in full before any of it is used: sizes, overlaps, holes, duplicates.
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tidemill.errors import CheckpointError
 
-__all__ = ["ITEM_BYTES", "Header", "Slot", "lay_out", "pack_header", "parse_header"]
+__all__ = ["ITEM_BYTES", "Header", "Slot", "fits", "lay_out", "pack_header", "parse_header"]
 
 ALIGNMENT = 4096
 LARGEST_HEADER = 100_000_000  # what the safetensors library itself refuses to exceed
@@ -122,6 +122,21 @@ def parse_header(text: bytes, file_bytes: int) -> Header:
     header = Header(tuple(slots), 8 + len(text), metadata)
     _check_cover(header, file_bytes)
     return header
+
+
+def fits(slots: Sequence[Slot]) -> bool:
+    """Whether these are tensors of different names, one behind the other in this order and without a gap."""
+    numbers = {type(number) for slot in slots for number in (slot.begin, slot.end, *slot.shape)}
+    words = {type(word) for slot in slots for word in (slot.name, slot.dtype)}
+    if not (numbers <= {int} and words <= {str}) or len({slot.name for slot in slots}) != len(slots):
+        return False
+    reached = 0
+    for slot in slots:
+        size = ITEM_BYTES.get(slot.dtype, -1) * math.prod(slot.shape)
+        if slot.begin != reached or slot.end - reached != size or (slot.shape and min(slot.shape) < 0):
+            return False
+        reached = slot.end
+    return True
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.checkpoint.cover import cover_problems
-from tidemill.checkpoint.manifest import FORMAT_OF_BLOCKS, MANIFEST, STATE, FileEntry, Manifest, Slice, shard_file
+from tidemill.checkpoint.manifest import FORMAT_OF_BLOCKS, MANIFEST, STATE, FileEntry, Manifest, shard_file
 from tidemill.checkpoint.safetensors_file import checksum
 from tidemill.checkpoint.stored_tensor import FilePiece, StoredTensor
 from tidemill.checkpoint.verify import file_problems, size_problem
@@ -133,21 +133,12 @@ def _read_state(path: Path, manifest: Manifest) -> dict[str, Any]:
 
 def _tensors(path: Path, entries: Sequence[FileEntry]) -> dict[str, SavedTensor]:
     """Whole tensors of the pieces in the files of one part."""
-    pieces: dict[str, list[tuple[Slice, Path]]] = {}
+    found: dict[str, StoredTensor] = {}
     for entry in entries:
         file = path / entry.name  # one object for all its pieces, so that it is sent once
-        for piece in entry.slices:
-            pieces.setdefault(piece.name, []).append((piece, file))
-    return {name: _tensor(held) for name, held in pieces.items()}
-
-
-def _tensor(held: Sequence[tuple[Slice, Path]]) -> StoredTensor:
-    first = held[0][0]
-    return StoredTensor(
-        dtype=first.dtype,
-        shape=first.global_shape,
-        pieces=tuple(
-            FilePiece(path=file, begin=piece.begin, end=piece.end, offset=piece.offset, shape=piece.local_shape)
-            for piece, file in held
-        ),
-    )
+        for one in entry.slices:
+            piece = FilePiece(file, one.begin, one.end, one.offset, one.local_shape)
+            before = found.get(one.name)
+            pieces = (piece,) if before is None else (*before.pieces, piece)
+            found[one.name] = StoredTensor(one.dtype, one.global_shape, pieces)
+    return dict(found)

@@ -176,6 +176,9 @@ def _parts(entry: Entry, run_of: Callable[[int], PageRun], saved: SavedTensor) -
     if not entry.row_major:
         yield entry.bytes, partial(_put_strided, entry, run, saved)
         return
+    if entry.bytes <= _BLOCK_BYTES:
+        yield entry.bytes, partial(_put_whole, entry, run, saved)
+        return
     row_bytes = entry.bytes // entry.shape[0] if entry.shape else entry.bytes
     for row, count in _row_blocks(entry):
         yield count * row_bytes, partial(_put_rows, entry, run, saved, row, count)
@@ -198,6 +201,12 @@ def _one_by_one(puts: Sequence[Callable[[], object]]) -> None:
     for put in puts:
         # What was read is kept until the next is there: a file stays mapped while something of it is held.
         _held = put()
+
+
+def _put_whole(entry: Entry, run: PageRun, saved: SavedTensor) -> memoryview:
+    block = _exactly(entry.bytes, saved.read((0,) * len(entry.shape), entry.shape), entry)
+    run.put(entry.offset, block)
+    return block
 
 
 def _put_rows(entry: Entry, run: PageRun, saved: SavedTensor, row: int, count: int) -> memoryview:
