@@ -94,6 +94,7 @@ SHOWN: dict[str, list[str]] = {
     "C09": [
         f"{HERE}/test_kind_c_restores.py::test_c09_moments_and_counts_go_on_over_a_resume_and_a_checkpoint_without_them_"
         "is_refused",
+        f"{HERE}/test_kind_c_restores.py::test_c09_a_fresh_optimizer_is_asked_for_by_name_and_told_of",
     ],
     "C10": [
         f"{HERE}/test_kind_c_data.py::test_c10_a_schedule_goes_over_a_resume_as_over_any_step_and_another_total_is_told_"
