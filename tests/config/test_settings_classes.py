@@ -32,8 +32,8 @@ engine.use engine.replicas engine.dtype engine.max_batch engine.offload
 residency.offload residency.budget residency.page residency.spare residency.park_groups residency.leaks
 residency.deadline
 checkpoint.every checkpoint.at_epoch_end checkpoint.mode checkpoint.keep_last checkpoint.keep_every checkpoint.keep_best
-checkpoint.on_failure checkpoint.grace
-checkpoint.walk_back checkpoint.accept checkpoint.export checkpoint.export_dtype
+checkpoint.on_failure checkpoint.grace checkpoint.trial
+checkpoint.walk_back checkpoint.accept checkpoint.export checkpoint.export_every checkpoint.export_dtype
 eval.every eval.before_training eval.data eval.temperature eval.samples eval.limit
 rollout.prompts rollout.samples rollout.dump rollout.replay rollout.sampling.temperature rollout.sampling.top_p
 rollout.sampling.top_k rollout.sampling.max_new_tokens rollout.sampling.stop rollout.sampling.stop_token_ids
