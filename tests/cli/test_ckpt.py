@@ -9,6 +9,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ import torch
 from tests.cli.conftest import Ckpt, SavedRun
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from tidemill.app.identity import model_identity, tokenizer_identity
+from tidemill.checkpoint.manifest import Manifest
 from tidemill.cli import ckpt_list
 
 CONFIG = Qwen3Config(
@@ -79,8 +82,6 @@ def test_ls_as_json_can_be_read_by_a_program(run: SavedRun, ckpt: Ckpt) -> None:
 
 def test_ls_names_the_best_by_what_the_run_recorded(run: SavedRun, ckpt: Ckpt) -> None:
     manifest = run.path(6) / "manifest.json"
-    from tidemill.checkpoint.manifest import Manifest
-
     told = Manifest.read(manifest)
     kept = {"keep_last": 1, "keep_every": 0, "keep_best": "-policy/loss"}
     manifest.write_bytes(type(told)(**{**vars(told), "retention": kept}).to_bytes())
@@ -189,6 +190,21 @@ def test_export_takes_the_newest_whole_one(run: SavedRun, ckpt: Ckpt, model: Any
         assert torch.equal(loaded(ids).logits, model(ids).logits)
     assert ckpt("export", run.folder, "--out", tmp_path / "out") == 2
     assert "it is there already" in ckpt.err
+
+
+def test_export_warns_when_the_base_is_no_longer_what_the_run_began_with(
+    run: SavedRun, ckpt: Ckpt, tmp_path: Path
+) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(run.base, base)
+    identity = {"model": model_identity(base), "tokenizer": tokenizer_identity(base)}
+    path = run.path(6) / "manifest.json"
+    told = Manifest.read(path)
+    path.write_bytes(replace(told, identity=identity, settings={"settings": {"model": str(base)}}).to_bytes())
+    assert ckpt("export", run.folder, "--out", tmp_path / "one") == 0 and "has another" not in ckpt.err
+    (base / "tokenizer_config.json").write_text("{}")
+    assert ckpt("export", run.folder, "--out", tmp_path / "two") == 0
+    assert f"warning: {base} has another tokenizer now" in ckpt.err
 
 
 def test_export_of_a_damaged_step_is_refused(run: SavedRun, ckpt: Ckpt, tmp_path: Path) -> None:
