@@ -4,7 +4,6 @@ Each is called in the driver before anything else. Those of a trainer's memory a
 is in the driver.
 """
 
-import gc
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -43,11 +42,18 @@ def wrong_at(point: str, name: str) -> None:
     from tests.residency import life_cycle_faults
     from tidemill.residency.savers.host_arena import HostArenaSaver
 
+    savers: list[HostArenaSaver] = []
+    begin = HostArenaSaver.__init__
+
+    def beginning(self: HostArenaSaver, *args: Any, **words: Any) -> None:
+        begin(self, *args, **words)
+        savers.append(self)
+
     def do() -> None:
-        savers = [found for found in gc.get_objects() if type(found) is HostArenaSaver]
         wrong: Callable[[Any], None] = getattr(life_cycle_faults, name)
         wrong(SimpleNamespace(trainer=SimpleNamespace(savers=savers)))
 
+    HostArenaSaver.__init__ = beginning  # type: ignore[method-assign]
     _call_at(point, do)
 
 
