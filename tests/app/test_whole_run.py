@@ -4,6 +4,7 @@ Modules: tidemill.app.assemble, tidemill.app.run, tidemill.app.summary; tidemill
 tidemill.cli.rollout; tidemill.engines.replay.engine.
 """
 
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from tidemill.config.checkpoint import BOUND_TO
 from tidemill.config.load import load
 from tidemill.contracts.sample import Group
 from tidemill.faults import armed
+from tidemill.recorders.jsonl import JsonlSink
 from tidemill.rollout.dump import read_dump
 
 Command = Callable[..., tuple[int, dict[str, Any]]]
@@ -66,6 +68,24 @@ def test_the_summary_counts_the_whole_run(run: Path) -> None:
     assert summary["peak_host_bytes"] > 1 << 20
     assert Path(summary["export"]).is_dir()
     assert set(summary) >= {"eval_first", "eval_last", "reward_first", "reward_last"}
+
+
+def test_a_run_whose_last_words_do_not_reach_the_disk_has_not_finished(
+    base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, close = base / "unsaid", JsonlSink.close
+
+    def fails(sink: JsonlSink) -> None:
+        close(sink)
+        raise OSError(errno.EIO, "the disk does not answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(JsonlSink, "close", fails)
+        assert main(["run", str(recipe(base, folder)), "--quiet"]) == 1
+    assert "the disk does not answer" in capsys.readouterr().err
+    assert not json.loads((folder / "summary.json").read_text())["finished"]
+    assert main(["run", str(recipe(base, folder)), "--quiet"]) == 0
+    assert json.loads((folder / "summary.json").read_text())["finished"]
 
 
 def test_the_run_folder_holds_what_the_documentation_says(run: Path) -> None:

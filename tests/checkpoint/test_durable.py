@@ -8,6 +8,7 @@ from tidemill.checkpoint.durable import (
     free_bytes,
     fsync_file,
     fsync_folder,
+    full_in_words,
     is_full,
     make_folder,
     remove_tree,
@@ -37,6 +38,8 @@ def test_every_byte_is_written_through_a_pipe_that_takes_few() -> None:
 
 def test_full_disks_quotas_and_file_limits_are_full() -> None:
     assert all(is_full(OSError(number, "")) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+    told = [full_in_words(OSError(number, "")) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)]
+    assert told[0] == "the disk is full" and "quota" in told[1] and "ulimit -f" in told[2]
     assert not is_full(OSError(errno.EACCES, "")) and not is_full(ValueError())
 
 

@@ -61,12 +61,12 @@ def run(loaded: Loaded, *, fresh: bool, quiet: bool, command: Sequence[str]) -> 
                 with made as parts:
                     recorder.emit(Notice(text=header(config, parts, cluster.device)))
                     _train(config, folder, parts, outcome)
+            recorder.close()  # what it told last is durable then, or the run has not finished
             recorder.check()
         except BaseException as error:
             recorder.close()
             outcome.write_after(error)
             raise
-        recorder.close()
         outcome.finished = True
         return {**outcome.write(), "already_finished": False}
 

@@ -16,7 +16,7 @@ from typing import Any
 from tidemill.checkpoint.blocks import block_count
 from tidemill.checkpoint.catalog import attempt_folder, checkpoint_name
 from tidemill.checkpoint.cover import cover_problems
-from tidemill.checkpoint.durable import free_bytes, fsync_folder, is_full, remove_tree, write_durably
+from tidemill.checkpoint.durable import free_bytes, fsync_folder, full_in_words, is_full, remove_tree, write_durably
 from tidemill.checkpoint.manifest import MANIFEST, STATE, FileEntry, Manifest, library_versions
 from tidemill.checkpoint.safetensors_file import checksum
 from tidemill.checkpoint.staged import Staged, StagedFile
@@ -102,7 +102,7 @@ class Committer:
         except OSError as error:
             left = self._undo(work, final)
             if is_full(error):
-                raise CheckpointError(self._no_room(staged, f"the disk is full ({error}){left}")) from error
+                raise CheckpointError(self._no_room(staged, f"{full_in_words(error)} ({error}){left}")) from error
             raise CheckpointError(f"cannot save step {staged.step} in {self.folder}: {error}{left}") from error
         except (CheckpointError, WorkerError) as error:
             left = self._undo(work, final)

@@ -12,7 +12,10 @@ from tidemill.checkpoint.changes import leaves
 from tidemill.checkpoint.manifest import MANIFEST, STATE, FileEntry, Manifest, Slice
 from tidemill.checkpoint.numbers import statistics_of
 from tidemill.checkpoint.safetensors_header import ITEM_BYTES
+from tidemill.checkpoint.small_files import read_text_file
 from tidemill.checkpoint.stored import StoredCheckpoint
+from tidemill.contracts.state import RunState
+from tidemill.errors import CheckpointError
 
 __all__ = ["described", "described_tensors", "with_statistics"]
 
@@ -98,11 +101,11 @@ def _settings(manifest: Manifest) -> dict[str, dict[str, Any]]:
 def _state(folder: Path) -> dict[str, Any]:
     """state.json as far as it can be read: whether it is what was written is for a verification to say."""
     try:
-        state = json.loads((folder / STATE).read_bytes())
-    except (FileNotFoundError, ValueError, RecursionError):
+        state = json.loads(read_text_file(folder / STATE))
+        RunState.from_json(state["run"])
+    except (FileNotFoundError, CheckpointError, RecursionError, KeyError, TypeError, ValueError):
         return {}
-    whole = isinstance(state, dict) and isinstance(state.get("parts"), dict)
-    return state if whole else {}
+    return state if isinstance(state.get("parts"), dict) else {}
 
 
 def _problem(path: Path, file: FileEntry) -> str:

@@ -11,6 +11,7 @@ __all__ = [
     "free_bytes",
     "fsync_file",
     "fsync_folder",
+    "full_in_words",
     "is_full",
     "make_folder",
     "remove_tree",
@@ -26,6 +27,17 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def is_full(error: BaseException) -> bool:
     """Whether `error` says that the disk, the quota or the largest file size is used up."""
     return isinstance(error, OSError) and error.errno in _FULL
+
+
+def full_in_words(error: OSError) -> str:
+    """Which of them it is: more disk helps against one only."""
+    match error.errno:
+        case errno.EFBIG:
+            return "a file may not become so large here (a limit of the file system, or of this process: ulimit -f)"
+        case errno.EDQUOT:
+            return "the quota is used up"
+        case _:
+            return "the disk is full"
 
 
 def free_bytes(folder: Path) -> int:

@@ -16,6 +16,7 @@ from tidemill.checkpoint.durable import (
     free_bytes,
     fsync_file,
     fsync_folder,
+    full_in_words,
     is_full,
     make_folder,
     remove_tree,
@@ -279,5 +280,6 @@ def _progress(total: int, told: Advance, emit: Emit) -> Advance:
 def _in_words(error: OSError, work: Path) -> str:
     if isinstance(error, FileNotFoundError) and work.is_dir():
         return f"who writes a part of it does not see {work} ({error}), which is here: {_NOT_SHARED}"
-    why = "the disk is full" if is_full(error) else "it cannot be written"
-    return f"{why} ({error}); free some space or choose another folder"
+    if is_full(error):
+        return f"{full_in_words(error)} ({error}); free some space or choose another folder"
+    return f"it cannot be written ({error}); choose another folder"

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple, Self
 
 import tidemill
 from tidemill.checkpoint.safetensors_file import checksum
+from tidemill.checkpoint.small_files import read_text_file
+from tidemill.checkpoint.well_typed import check_entry, check_manifest, check_slice
 from tidemill.contracts.checkpoint import TensorSpec
 from tidemill.errors import CheckpointError
 
@@ -160,11 +162,11 @@ class Manifest:
     def read(cls, path: Path) -> Self:
         """The manifest at `path`. Raises CheckpointError that says what is wrong with it, NewerFormatError, OSError."""
         try:
-            told = json.loads(path.read_bytes())
+            told = json.loads(read_text_file(path))
             found, release = told["format"], told["release"]
         except FileNotFoundError:
             raise CheckpointError(f"{MANIFEST} is missing") from None
-        except (ValueError, RecursionError, KeyError, TypeError):
+        except (ValueError, RecursionError, MemoryError, KeyError, TypeError):
             raise CheckpointError(f"{MANIFEST} is cut short or not JSON") from None
         if isinstance(found, int) and found > FORMAT:
             raise NewerFormatError(
@@ -181,6 +183,7 @@ class Manifest:
     @classmethod
     def _from_json(cls, fields: dict[str, Any]) -> Self:
         files = tuple(_file_entry(entry) for entry in fields.pop("files"))
+        check_manifest(fields)
         return cls(**fields | {"files": files, "parts": tuple(fields["parts"])})
 
 
@@ -218,6 +221,7 @@ def _canonical_entry(entry: FileEntry) -> str:
 
 
 def _file_entry(fields: dict[str, Any]) -> FileEntry:
+    check_entry(fields)
     name = fields["name"]
     if name != Path(name).name or name in ("", ".", "..", MANIFEST):
         raise ValueError(f"{name!r} is no file name")
@@ -226,6 +230,7 @@ def _file_entry(fields: dict[str, Any]) -> FileEntry:
 
 
 def _slice(fields: dict[str, Any]) -> Slice:
+    check_slice(fields)
     for key in ("global_shape", "offset", "local_shape"):
         fields[key] = tuple(fields[key])
     return Slice(**fields)

@@ -5,6 +5,7 @@ every tensor have been found to make the whole. What is wrong is said of the fil
 for other reasons (permission, a failing disk) is an OSError: that says nothing about the checkpoint.
 """
 
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 from tidemill.checkpoint.cover import cover_problems
 from tidemill.checkpoint.manifest import FORMAT_OF_BLOCKS, MANIFEST, STATE, FileEntry, Manifest, shard_file
 from tidemill.checkpoint.safetensors_file import checksum
+from tidemill.checkpoint.small_files import read_text_file
 from tidemill.checkpoint.stored_tensor import FilePiece, StoredTensor
 from tidemill.checkpoint.verify import file_problems, size_problem
 from tidemill.contracts.checkpoint import Saved, SavedTensor
@@ -23,6 +25,7 @@ from tidemill.errors import CheckpointError
 __all__ = ["BrokenCheckpointError", "StoredCheckpoint", "read_checkpoint", "weights_of"]
 
 MODEL_PREFIX = "model/"
+_SHOWN = 20
 
 
 class BrokenCheckpointError(CheckpointError):
@@ -63,11 +66,18 @@ def read_checkpoint(path: Path, *, step: int, advance: Callable[[int], None] = l
     try:
         run = RunState.from_json(state["run"])
         parts = {
-            part: Saved(tensors=_tensors(path, entries), extra=state["parts"][part]) for part, entries in listed.items()
+            part: Saved(tensors=_tensors(path, entries), extra=_extra(state["parts"], part))
+            for part, entries in listed.items()
         }
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise BrokenCheckpointError(f"{STATE} lacks or garbles a field ({error})") from None
     return StoredCheckpoint(path=path, manifest=manifest, state=run, parts=parts)
+
+
+def _extra(extras: Mapping[str, Any], part: str) -> Mapping[str, Any]:
+    if not isinstance(extras[part], dict):
+        raise ValueError(f"what it has of {part} is no table")
+    return dict(extras[part])
 
 
 def weights_of(stored: StoredCheckpoint) -> dict[str, SavedTensor]:
@@ -104,13 +114,18 @@ def _manifest(path: Path, step: int) -> Manifest:
 def _missing(path: Path, part: str, entries: Sequence[FileEntry], manifest: Manifest) -> str:
     """Which of the files of `part` are not there."""
     count = manifest.shards(part)
-    names = {shard_file(part, index, count) for index in range(count)} | {entry.name for entry in entries}
     listed = {entry.name for entry in entries}
-    gone = sorted(name for name in names if name not in listed or not (path / name).exists())
-    if not gone:
+    total = max(count, len(listed))
+    gone = [name for name in sorted(listed) if not (path / name).exists()]
+    lacking = len(gone) + total - len(listed)
+    if not lacking:
         return ""
-    text = f"{', '.join(gone)} {'is' if len(gone) == 1 else 'are'} missing"
-    return f"{part} has {len(names) - len(gone)} of {len(names)} shards, {text}" if len(names) > 1 else text
+    # As many as a manifest says that it has may be more than anybody wants to read.
+    names = (shard_file(part, index, count) for index in range(count))
+    gone = sorted([*gone, *itertools.islice((name for name in names if name not in listed), _SHOWN)])[:_SHOWN]
+    more = f" and {lacking - len(gone)} more" if lacking > len(gone) else ""
+    text = f"{', '.join(gone)}{more} {'is' if lacking == 1 else 'are'} missing"
+    return f"{part} has {total - lacking} of {total} shards, {text}" if total > 1 else text
 
 
 def _read_state(path: Path, manifest: Manifest) -> dict[str, Any]:
@@ -119,14 +134,18 @@ def _read_state(path: Path, manifest: Manifest) -> dict[str, Any]:
         raise BrokenCheckpointError(f"{MANIFEST} does not name {STATE}")
     if wrong := size_problem(path, entry):
         raise BrokenCheckpointError(wrong)
-    data = path.read_bytes()
+    try:
+        data = read_text_file(path)
+    except CheckpointError as error:
+        raise BrokenCheckpointError(str(error)) from None
     if checksum(data) != entry.xxh3:
         raise BrokenCheckpointError(f"the checksum of {STATE} differs")
     try:
         state: dict[str, Any] = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise BrokenCheckpointError(f"{STATE} is not JSON ({error})") from None
-    if not isinstance(state, dict) or sorted(state.get("parts", ())) != sorted(manifest.parts):
+    parts = state.get("parts") if isinstance(state, dict) else None
+    if not isinstance(parts, dict) or sorted(parts) != sorted(manifest.parts):
         raise BrokenCheckpointError(f"{STATE} and {MANIFEST} name different parts")
     return state
 

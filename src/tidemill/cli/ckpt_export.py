@@ -11,7 +11,7 @@ from tidemill.checkpoint.stored import StoredCheckpoint, weights_of
 from tidemill.cli.ckpt_found import find, of_step, read_newest
 from tidemill.cli.progress import shown
 from tidemill.cli.streams import say, tell
-from tidemill.errors import CheckpointError
+from tidemill.errors import CheckpointError, ConfigError
 
 __all__ = ["main"]
 
@@ -20,6 +20,7 @@ def main(args: argparse.Namespace) -> int:
     """0 when the folder is there. Raises CheckpointError when no checkpoint that was asked for is whole."""
     stored = read_newest(of_step(find(args.run), args.step), "export")
     base = _base_of(stored)
+    _refuse_among(args.out, stored.path)
     with shown("exporting") as emit:
         target = export_model(weights=weights_of(stored), base=base, target=args.out, dtype=args.dtype, emit=emit)
     if changed := _changed(stored, base):
@@ -30,6 +31,16 @@ def main(args: argparse.Namespace) -> int:
     else:
         tell(f"step {stored.state.step} exported to {target}")
     return 0
+
+
+def _refuse_among(out: Path, checkpoint: Path) -> None:
+    """Raises ConfigError for a place where a run deletes and sets aside."""
+    store = checkpoint.parent if checkpoint.parent.name == "checkpoints" else checkpoint
+    if out.resolve().is_relative_to(store.resolve()):
+        raise ConfigError(
+            f"cannot export to {out}: it lies in {store}, where retention deletes, and a start sets aside what is no "
+            "checkpoint; choose another folder"
+        )
 
 
 def _changed(stored: StoredCheckpoint, base: Path) -> list[str]:

@@ -66,11 +66,27 @@ class RunState:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        """Inverse of `to_json`. Raises KeyError or TypeError on anything else."""
+        """Inverse of `to_json`. Raises KeyError, TypeError or ValueError on anything else."""
+        for name in ("step", "attempt", "seed"):
+            _check_count(name, data[name])
         return cls(
             step=data["step"],
             attempt=data["attempt"],
             seed=data["seed"],
-            cursor=Cursor(**data["cursor"]),
-            warm_up_cursor=Cursor(**data["warm_up_cursor"]),
+            cursor=_cursor(data["cursor"]),
+            warm_up_cursor=_cursor(data["warm_up_cursor"]),
         )
+
+
+def _cursor(data: dict[str, Any]) -> Cursor:
+    cursor = Cursor(**data)
+    _check_count("epoch", cursor.epoch)
+    _check_count("position", cursor.position)
+    if not isinstance(cursor.digest, str):
+        raise ValueError(f"digest cannot be {cursor.digest!r}")
+    return cursor
+
+
+def _check_count(name: str, value: object) -> None:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{name} cannot be {value!r}")
