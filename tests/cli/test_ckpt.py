@@ -207,6 +207,16 @@ def test_export_warns_when_the_base_is_no_longer_what_the_run_began_with(
     assert f"warning: {base} has another tokenizer now" in ckpt.err
 
 
+def test_export_takes_a_base_that_was_moved_from_where_it_is_now(run: SavedRun, ckpt: Ckpt, tmp_path: Path) -> None:
+    base = tmp_path / "moved"
+    shutil.copytree(run.base, base)
+    path = run.path(6) / "manifest.json"
+    path.write_bytes(replace(Manifest.read(path), settings={"settings": {"model": "/gone"}}).to_bytes())
+    assert ckpt("export", run.folder, "--out", tmp_path / "out") == 1 and "/gone" in ckpt.err
+    assert ckpt("export", run.folder, "--out", tmp_path / "out", "--base", base) == 0
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
 def test_export_of_a_damaged_step_is_refused(run: SavedRun, ckpt: Ckpt, tmp_path: Path) -> None:
     run.damage(6)
     for place in ((run.folder, "--step", 6), (run.path(6),)):

@@ -27,6 +27,13 @@ def add_ckpt(verb: argparse.ArgumentParser) -> None:
         "--statistics", action="store_true", help="and its min, max, mean and rms; reads and verifies everything"
     )
     _target(export)
+    export.add_argument(
+        "--base",
+        type=Path,
+        default=None,
+        metavar="MODEL",
+        help="the base model's folder; default: where the run had it",
+    )
     diff = _diff(actions)
     prune = _prune(actions)
     convert = _convert(actions)

@@ -19,7 +19,7 @@ __all__ = ["main"]
 def main(args: argparse.Namespace) -> int:
     """0 when the folder is there. Raises CheckpointError when no checkpoint that was asked for is whole."""
     stored = read_newest(of_step(find(args.run), args.step), "export")
-    base = _base_of(stored)
+    base = args.base or _base_of(stored)
     _refuse_among(args.out, stored.path)
     with shown("exporting") as emit:
         target = export_model(weights=weights_of(stored), base=base, target=args.out, dtype=args.dtype, emit=emit)
