@@ -66,7 +66,8 @@ class Checksums:
 
 def word_sum(tensor: torch.Tensor) -> int:
     """The sum for accelerators, of any tensor: word `i` of a chunk times an odd weight; chunks are chained likewise."""
-    summed = _Sum(tensor, _weights(_CHUNK, tensor.device))
+    words = -(-tensor.numel() * tensor.element_size() // 4)
+    summed = _Sum(tensor, _weights(min(_CHUNK, words), tensor.device))
     return summed.total(iter(int(part) for part in summed.parts))
 
 
