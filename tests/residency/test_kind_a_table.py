@@ -7,12 +7,11 @@ sleep that frees nothing. A15 a check that counts what others allocate. A17 requ
 asleep. A18 a recovery that fails half-way.
 """
 
-import ast
 from pathlib import Path
 
 import pytest
+from tests.fault_tables import check_all_listed, check_shown
 
-ROOT = Path(__file__).parents[2]
 HERE = "tests/residency"
 SHOWN: dict[str, list[str]] = {
     "A01": [
@@ -80,26 +79,11 @@ SHOWN: dict[str, list[str]] = {
 FAULTS = ("A01", "A03", "A05", "A06", "A08", "A09", "A11", "A13", "A14", "A15", "A17", "A18")
 
 
-def functions_of(path: str) -> dict[str, str]:
-    """Every test function of a file, with its docstring."""
-    tree = ast.parse((ROOT / path).read_text())
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
-    return {node.name: ast.get_docstring(node) or "" for node in found}
-
-
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_fault_of_kind_a_has_a_test_that_exists_and_says_which_it_shows(fault: str) -> None:
-    shown = [node.split("::") for node in SHOWN[fault]]
-    assert shown
-    for path, name in shown:
-        assert name in functions_of(path), f"{path} has no {name}"
-    assert any(f"_{fault.lower()}_" in name and fault in functions_of(path)[name] for path, name in shown)
+    check_shown(SHOWN, fault)
 
 
 def test_every_test_that_is_named_after_a_fault_is_in_the_table() -> None:
-    assert set(SHOWN) == set(FAULTS)
-    listed = {node for nodes in SHOWN.values() for node in nodes}
-    for path in sorted((ROOT / HERE).glob("test_kind_a_*.py")):
-        if path.name != Path(__file__).name:
-            named = {f"{HERE}/{path.name}::{name}" for name in functions_of(f"{HERE}/{path.name}")}
-            assert named <= listed, named - listed
+    files = [path for path in Path(__file__).parent.glob("test_kind_a_*.py") if path.name != Path(__file__).name]
+    check_all_listed(SHOWN, FAULTS, files)

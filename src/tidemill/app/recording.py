@@ -10,6 +10,7 @@ from tidemill.config.recorder import RichSettings, SinkSettings, TensorboardSett
 from tidemill.config.registry import implementation, sinks
 from tidemill.config.run import RunConfig
 from tidemill.contracts.recorder import Sink
+from tidemill.recorders.attention import AttentionSink
 from tidemill.recorders.dump import DumpSink
 from tidemill.recorders.fanout import Fanout
 from tidemill.recorders.jsonl import JsonlSink
@@ -18,7 +19,7 @@ __all__ = ["build_recorder"]
 
 
 def build_recorder(config: RunConfig, folder: RunFolder, *, quiet: bool, settings: Mapping[str, Any]) -> Fanout:
-    """Every sink, open. `quiet` leaves out the console. Raises PluginError when a library is missing."""
+    """Every sink, open. `quiet` leaves warnings alone of the console. Raises PluginError when a library is missing."""
     essential: list[Sink] = [JsonlSink(run=folder.root)]
     kept: list[Sink] = []
     live: list[Sink] = []
@@ -27,8 +28,8 @@ def build_recorder(config: RunConfig, folder: RunFolder, *, quiet: bool, setting
     for chosen in sinks(config.recorder).values():
         if isinstance(chosen, RichSettings):
             # Python has no stderr when it was started with that descriptor closed.
-            if not quiet and sys.stderr is not None and not sys.stderr.closed:
-                live.append(_console(chosen, config))
+            if sys.stderr is not None and not sys.stderr.closed:
+                live.append(AttentionSink(sys.stderr) if quiet else _console(chosen, config))
         else:
             kept.append(_sink(chosen, folder, settings))
     return Fanout(sinks=kept, live=live, essential=essential)

@@ -17,6 +17,7 @@ from tidemill.contracts.state import PolicyVersion
 from tidemill.data.tokenizer import Tokenizer
 from tidemill.errors import ConfigError
 from tidemill.planning.budget import NO_LIMIT
+from tidemill.recorders.attention import AttentionSink
 from tidemill.recorders.fanout import Fanout
 from tidemill.recorders.rich import RichSink
 from tidemill.residency.manager import LeaseManager
@@ -36,8 +37,8 @@ def generate_and_score(loaded: Loaded, *, out: Path, limit: int, quiet: bool) ->
     """
     config = loaded.config
     check_out(out)
-    console: list[Sink] = [] if quiet else [RichSink(steps=1, warm_up_steps=0, stream=sys.stderr)]
-    recorder = Fanout(sinks=[], live=console)
+    console: Sink = AttentionSink(sys.stderr) if quiet else RichSink(steps=1, warm_up_steps=0, stream=sys.stderr)
+    recorder = Fanout(sinks=[], live=[console])
     prepare_torch(config)
     with contextlib.ExitStack() as stack:
         stack.callback(recorder.close)
