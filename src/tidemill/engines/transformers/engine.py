@@ -18,9 +18,9 @@ from tidemill.contracts.residency import Moved
 from tidemill.contracts.sample import StopReason
 from tidemill.contracts.state import PolicyVersion
 from tidemill.data.tokenizer_folder import load_tokenizer
+from tidemill.engines.common.requests import Limits, check_requests, check_sampling, plan_batches
 from tidemill.engines.transformers.decode import Answer, decode
 from tidemill.engines.transformers.live_weights import LiveWeights, stored_weights
-from tidemill.engines.transformers.requests import Limits, check_requests, check_sampling, plan_batches
 from tidemill.engines.transformers.sampling import row_keys, uniforms
 from tidemill.engines.transformers.stopping import NoStopStrings, StopStrings, end_ids
 from tidemill.errors import EngineError, ResidencyError, WeightSyncError

@@ -3,7 +3,7 @@ from itertools import pairwise
 import pytest
 
 from tidemill.contracts.engine import Request, Sampling
-from tidemill.engines.transformers.requests import Limits, check_requests, check_sampling, plan_batches
+from tidemill.engines.common.requests import Limits, check_requests, check_sampling, plan_batches
 from tidemill.errors import EngineError
 
 LIMITS = Limits(context=64, vocabulary=100, max_batch=4, kv_tokens=256)
