@@ -1,11 +1,12 @@
 """tidemill.algorithms.deal"""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from tidemill.algorithms.deal import deal, deal_rows, equal_parts, rows_to_train
+from tidemill.algorithms.deal import deal, deal_rows, equal_parts, put_back, rows_to_train
 from tidemill.contracts.batch import Batch
 from tidemill.errors import TrainerError
 from tidemill.testing.suites.trainer import ragged_batch
@@ -44,12 +45,16 @@ def rows_of(batch: Batch) -> list[tuple[int, ...]]:
     return [tuple(batch.token_ids[start:end].tolist()) for start, end in pairs]
 
 
+def batches(batch: Batch, *, ranks: int, minibatches: int) -> list[list[Batch]]:
+    return [[share.batch for share in own] for own in deal(batch, ranks=ranks, minibatches=minibatches)]
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 30])
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_every_row_to_train_on_is_dealt_once_and_within_its_minibatch(ranks: int, count: int) -> None:
     batch = numbered()
     trained, rows = rows_to_train(batch), rows_of(batch)
-    dealt = deal(batch, ranks=ranks, minibatches=count)
+    dealt = batches(batch, ranks=ranks, minibatches=count)
     assert [len(shares) for shares in dealt] == [count] * ranks
     for number, part in enumerate(np.arange(batch.rows).reshape(count, -1)):
         found = sorted(row for shares in dealt for row in rows_of(shares[number]))
@@ -63,7 +68,7 @@ def test_rows_without_a_token_to_train_on_are_told_and_a_first_token_is_none() -
 
 def test_what_belongs_to_a_token_goes_with_it_and_the_temperature_with_all() -> None:
     batch = replace(numbered(), temperature=0.7)
-    for shares in deal(batch, ranks=3, minibatches=2):
+    for shares in batches(batch, ranks=3, minibatches=2):
         for share in shares:
             for name in NAMES:
                 assert vars(share)[name].tolist() == vars(batch)[name][share.token_ids].tolist()
@@ -75,7 +80,7 @@ def test_what_belongs_to_a_token_goes_with_it_and_the_temperature_with_all() -> 
 def test_one_rank_gets_the_rows_in_their_order() -> None:
     batch = numbered()
     trained = rows_to_train(batch)
-    ((share,),) = deal(batch, ranks=1, minibatches=1)
+    ((share,),) = batches(batch, ranks=1, minibatches=1)
     assert rows_of(share) == [row for row, wanted in zip(rows_of(batch), trained, strict=True) if wanted]
 
 
@@ -83,7 +88,7 @@ def test_one_rank_gets_the_rows_in_their_order() -> None:
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_ranks_differ_by_no_more_tokens_than_the_longest_row_has(seed: int, ranks: int) -> None:
     batch = ragged_batch(seed=seed, rows=64, longest=200)
-    loads = [shares[0].tokens for shares in deal(batch, ranks=ranks, minibatches=1)]
+    loads = [shares[0].tokens for shares in batches(batch, ranks=ranks, minibatches=1)]
     assert max(loads) - min(loads) <= np.diff(batch.offsets).max()
     assert max(loads) < 1.1 * sum(loads) / ranks
 
@@ -91,17 +96,30 @@ def test_ranks_differ_by_no_more_tokens_than_the_longest_row_has(seed: int, rank
 def test_dealing_again_gives_the_same() -> None:
     batch = replace(numbered(), offsets=np.arange(0, 49, 4), token_ids=np.arange(48) % 5)
     batch = replace(batch, **{name: np.resize(vars(batch)[name], 48) for name in NAMES})
-    one, other = (deal(batch, ranks=3, minibatches=2) for _ in range(2))
+    one, other = (batches(batch, ranks=3, minibatches=2) for _ in range(2))
     for mine, theirs in zip(one, other, strict=True):
         assert [rows_of(share) for share in mine] == [rows_of(share) for share in theirs]
 
 
+@pytest.mark.parametrize("minibatches", [1, 3])
+def test_numbers_of_shares_find_their_tokens_again(minibatches: int) -> None:
+    batch = numbered()
+    dealt = deal(batch, ranks=3, minibatches=minibatches)
+    values = [np.concatenate([np.sqrt(share.batch.token_ids) for share in own]).astype(np.float32) for own in dealt]
+    found = put_back(itertools.chain.from_iterable(dealt), values, tokens=batch.tokens)
+    wanted = np.zeros(batch.tokens, np.float32)
+    for row in np.flatnonzero(rows_to_train(batch)):
+        span = slice(batch.offsets[row], batch.offsets[row + 1])
+        wanted[span] = np.sqrt(batch.token_ids[span])
+    assert found.tolist() == wanted.tolist()
+
+
 def test_a_rank_may_get_no_rows() -> None:
-    dealt = deal(numbered(), ranks=30, minibatches=1)
+    dealt = batches(numbered(), ranks=30, minibatches=1)
     empty = [shares[0] for shares in dealt if shares[0].rows == 0]
     assert len(empty) == 30 - 8
     assert (empty[0].tokens, empty[0].offsets.tolist()) == (0, [0])
-    assert deal(empty[0], ranks=2, minibatches=3)[1][2].rows == 0
+    assert batches(empty[0], ranks=2, minibatches=3)[1][2].rows == 0
 
 
 def test_rows_that_do_not_divide_are_refused_with_the_numbers() -> None:

@@ -35,8 +35,9 @@ checkpoint.every checkpoint.at_epoch_end checkpoint.mode checkpoint.keep_last ch
 checkpoint.on_failure checkpoint.grace checkpoint.trial
 checkpoint.walk_back checkpoint.accept checkpoint.export checkpoint.export_every checkpoint.export_dtype
 eval.every eval.before_training eval.data eval.temperature eval.samples eval.limit
-rollout.prompts rollout.samples rollout.dump rollout.replay rollout.sampling.temperature rollout.sampling.top_p
-rollout.sampling.top_k rollout.sampling.max_new_tokens rollout.sampling.stop rollout.sampling.stop_token_ids
+rollout.prompts rollout.samples rollout.dump rollout.replay rollout.max_mismatch
+rollout.sampling.temperature rollout.sampling.top_p rollout.sampling.top_k rollout.sampling.max_new_tokens
+rollout.sampling.stop rollout.sampling.stop_token_ids
 algorithm.use algorithm.clip_low algorithm.clip_high algorithm.normalize_std
 data.use data.prompts data.shuffle data.max_prompt_tokens data.skip_bad_lines data.chat data.allow_special_tokens
 reward.use reward.strip

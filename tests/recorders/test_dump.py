@@ -29,7 +29,7 @@ def learned(text: str) -> Learned:
         advantages=np.array([0, 1, 1, 0, -1, -1], dtype=np.float32),
         metrics={},
     )
-    return Learned(groups=[scored_group(text, (1.0, 0.0))], batch=batch)
+    return Learned(groups=[scored_group(text, (1.0, 0.0))], batch=batch, logprobs=batch.logprobs - 1)
 
 
 def test_what_was_learned_from_comes_back_whole_with_its_advantages(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_a_step_done_again_after_a_resume_replaces_its_file(tmp_path: Path) -> N
 
 def test_a_supervised_step_leaves_no_file(tmp_path: Path) -> None:
     sink = sink_into(tmp_path)
-    sink.write(0, Learned(groups=[], batch=learned("x").batch))
+    sink.write(0, Learned(groups=[], batch=learned("x").batch, logprobs=learned("x").logprobs))
     assert not list(tmp_path.iterdir())
 
 

@@ -23,7 +23,7 @@ BATCH = Batch(
     advantages=np.zeros(4, dtype=np.float32),
     metrics={"advantage/abs_mean": 0.5},
 )
-REPORT = StepReport(metrics={"policy/loss": 0.25})
+REPORT = StepReport(metrics={"policy/loss": 0.25}, logprobs=np.zeros(0, np.float32))
 
 
 class ListSink:
@@ -119,7 +119,11 @@ def test_a_skipped_update_is_told() -> None:
     recorder = Fanout(sinks=[sink])
     recorder.start(0)
     with recorder.step(7) as record:
-        record(groups=(), batch=BATCH, report=StepReport(metrics={}, skipped="the gradient is not finite"))
+        record(
+            groups=(),
+            batch=BATCH,
+            report=StepReport(metrics={}, logprobs=BATCH.logprobs, skipped="the gradient is not finite"),
+        )
     assert [n.text for n in sink.events(Notice)] == ["step 7 changed no weight: the gradient is not finite"]
 
 

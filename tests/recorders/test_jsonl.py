@@ -43,7 +43,7 @@ def test_every_kind_of_line_starts_with_kind_and_step(tmp_path: Path) -> None:
     assert kinds == {
         "metrics": {"metrics", "timing", "eval"},
         "events": {"phase", "memory", "transition", "checkpoint", "notice"},
-        "samples": {"train"},
+        "samples": {"train", "apart"},
     }
 
 

@@ -5,15 +5,16 @@ numerators and counts are added over ranks and divided once. Letters: `N` tokens
 """
 
 import heapq
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Float32, Int64
 
 from tidemill.contracts.batch import Batch
 from tidemill.errors import TrainerError
 
-__all__ = ["Dealt", "deal", "deal_rows", "equal_parts", "rows_to_train"]
+__all__ = ["Dealt", "deal", "deal_rows", "equal_parts", "put_back", "rows_to_train", "share_of"]
 
 Rows = Int64[np.ndarray, " rows"]
 
@@ -26,7 +27,7 @@ class Dealt:
     positions: Int64[np.ndarray, " n"]
 
 
-def deal(batch: Batch, *, ranks: int, minibatches: int) -> list[list[Batch]]:
+def deal(batch: Batch, *, ranks: int, minibatches: int) -> list[list[Dealt]]:
     """Shares by rank, then by minibatch, of the rows that have a token to train on; a share may have no rows.
 
     Minibatches are contiguous equal parts of all rows. Within one, rows go to ranks so that tokens are balanced; each
@@ -34,12 +35,24 @@ def deal(batch: Batch, *, ranks: int, minibatches: int) -> list[list[Batch]]:
     """
     trained = rows_to_train(batch)
     shares = [_balanced(batch, rows[trained[rows]], ranks) for rows in equal_parts(batch.rows, minibatches)]
-    return [[_share(batch, by_rank[rank]).batch for by_rank in shares] for rank in range(ranks)]
+    return [[share_of(batch, by_rank[rank]) for by_rank in shares] for rank in range(ranks)]
 
 
 def deal_rows(batch: Batch, *, ranks: int) -> list[Dealt]:
     """Every row to one rank, so that tokens are balanced: for what is computed of each token by itself."""
-    return [_share(batch, rows) for rows in _balanced(batch, np.arange(batch.rows, dtype=np.int64), ranks)]
+    return [share_of(batch, rows) for rows in _balanced(batch, np.arange(batch.rows, dtype=np.int64), ranks)]
+
+
+def put_back(
+    shares: Iterable[Dealt], values: Sequence[Float32[np.ndarray, " n"]], *, tokens: int
+) -> Float32[np.ndarray, " N"]:
+    """One number a token of the whole batch of `tokens`, from those of its shares in order; 0 where none has any.
+
+    Arrays may hold several shares laid end to end.
+    """
+    found = np.zeros(tokens, np.float32)
+    found[np.concatenate([share.positions for share in shares])] = np.concatenate(values)
+    return found
 
 
 def equal_parts(rows: int, count: int) -> list[Rows]:
@@ -72,7 +85,8 @@ def _balanced(batch: Batch, rows: Rows, ranks: int) -> list[Rows]:
     return [np.array(sorted(own), np.int64) for own in given]
 
 
-def _share(batch: Batch, rows: Rows) -> Dealt:
+def share_of(batch: Batch, rows: Rows) -> Dealt:
+    """These rows, in this order; metrics stay behind."""
     starts, lengths = batch.offsets[rows], np.diff(batch.offsets)[rows]
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
     positions = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)

@@ -23,7 +23,7 @@ from tidemill.contracts.engine import RolloutEngine
 from tidemill.contracts.environment import Environment, Reward
 from tidemill.contracts.events import Emit, Notice
 from tidemill.contracts.footprint import Part
-from tidemill.contracts.parts import Evaluation, Parts, Rollout, StopSignal, WarmUp
+from tidemill.contracts.parts import Agreement, Evaluation, Parts, Rollout, StopSignal, WarmUp
 from tidemill.contracts.recorder import Recorder
 from tidemill.contracts.residency import Residency
 from tidemill.contracts.state import Cursor, RunState
@@ -37,6 +37,7 @@ from tidemill.planning.budget import NO_LIMIT, budget_for, check_budget, offload
 from tidemill.planning.groups import parks_groups
 from tidemill.recorders.recorded import RecordedNumber
 from tidemill.residency.manager import LeaseManager
+from tidemill.rollout.agreement import EngineAgreement, NoAgreement
 from tidemill.rollout.collect import RolloutCollector
 from tidemill.rollout.evaluate import Evaluator, NoEvaluation
 from tidemill.rollout.replay import ReplayRollout
@@ -101,6 +102,7 @@ def assembled(
             data=PromptsPerStep(data, config.rollout.prompts),
             rollout=_rollout(config, environment, reward, emit),
             algorithm=algorithm,
+            agreement=_agreement(config, cluster, tokenizer, emit),
             warm_up=warm_up,
             evaluation=evaluation,
             recorder=recorder,
@@ -150,6 +152,12 @@ def _rollout(config: RunConfig, environment: Environment, reward: Reward, emit: 
         samples=config.rollout.samples,
         emit=emit,
     )
+
+
+def _agreement(config: RunConfig, cluster: Cluster, tokenizer: Tokenizer, emit: Emit) -> Agreement:
+    if config.rollout.replay is not None:
+        return NoAgreement()
+    return EngineAgreement(limit=build.mismatch_limit(config, cluster.device), decode=tokenizer.decode, emit=emit)
 
 
 def _evaluation(

@@ -4,6 +4,7 @@ A plug-in's implementation is called with the seam's keyword arguments, which it
 with every field that its settings class adds to the seam's own.
 """
 
+import math
 from pathlib import Path
 from typing import Any, cast
 
@@ -41,12 +42,17 @@ __all__ = [
     "build_trainer",
     "engine_replicas",
     "eval_sampling",
+    "mismatch_limit",
     "train_sampling",
 ]
 
 # Of residency.deadline, how long a rank waits for the others. Less than the driver, which ends them all by then: one of
 # those who wait must be able to tell before which rank did not come.
 _RANKS_WAIT = 0.8
+
+# Mean difference of log-probs, in nats, that bfloat16 explains on either side, with room to spare: 0.008 to 0.02 were
+# measured.
+_BFLOAT16_MISMATCH = 0.05
 
 
 def _own(settings: Plug, seam: type[Plug]) -> dict[str, Any]:
@@ -160,6 +166,17 @@ def build_algorithm(config: RunConfig) -> Algorithm:
     """Advantages, packing and loss."""
     temperature = config.rollout.sampling.temperature
     return cast(Algorithm, _made(config.algorithm, AlgorithmSettings, temperature=temperature))
+
+
+def mismatch_limit(config: RunConfig, device: str) -> float:
+    """What `rollout.max_mismatch` stands for, in nats; infinity for no limit."""
+    wanted = config.rollout.max_mismatch
+    if isinstance(wanted, float):
+        return wanted
+    if wanted == "off":
+        return math.inf
+    dtypes = {compute_dtype(settings.dtype, device) for settings in (config.engine, config.trainer)}
+    return type(config.engine).float32_mismatch if dtypes == {"float32"} else _BFLOAT16_MISMATCH
 
 
 def build_data(config: RunConfig, path: Any, tokenizer: Tokenizer, emit: Emit) -> JsonlData:

@@ -11,11 +11,10 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from tidemill.algorithms.deal import deal, deal_rows
+from tidemill.algorithms.deal import deal, deal_rows, put_back
 from tidemill.algorithms.token_ids import check_token_ids
 from tidemill.cluster.pulled_weights import pulled_weights
 from tidemill.cluster.remote_shard import RemoteShard
@@ -33,6 +32,7 @@ from tidemill.errors import TrainerError, WorkerDiedError, WorkerError
 from tidemill.weights.parcel import Parcel
 
 if TYPE_CHECKING:
+    import numpy as np
     from jaxtyping import Float32
     from torch import Tensor
 
@@ -102,8 +102,12 @@ class TrainerProxy(TenantProxy):
         check_token_ids(batch, vocabulary=self._described.vocabulary)
         shares = deal(batch, ranks=self._ranks, minibatches=self._described.minibatches)
         with self._changing("a step"):
-            reports: list[StepReport] = self._use_each("update", [(share, loss) for share in shares])
-        return reports[0]
+            arguments = [([share.batch for share in own], loss) for own in shares]
+            reports: list[StepReport] = self._use_each("update", arguments)
+        dealt = itertools.chain.from_iterable(shares)
+        return replace(
+            reports[0], logprobs=put_back(dealt, [report.logprobs for report in reports], tokens=batch.tokens)
+        )
 
     def log_probs(self, batch: Batch) -> "Float32[np.ndarray, ' N']":
         """See Trainer; each row is computed by one rank."""
@@ -112,10 +116,7 @@ class TrainerProxy(TenantProxy):
         check_token_ids(batch, vocabulary=self._described.vocabulary)
         shares = deal_rows(batch, ranks=self._ranks)
         values = self._use_each("log_probs", [(share.batch,) for share in shares])
-        found = np.zeros(batch.tokens, np.float32)
-        for share, own in zip(shares, values, strict=True):
-            found[share.positions] = own
-        return found
+        return put_back(shares, values, tokens=batch.tokens)
 
     def weight_specs(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
         """See WeightSource. It was asked once: nothing is communicated."""

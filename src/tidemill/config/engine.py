@@ -13,6 +13,9 @@ __all__ = ["EngineSettings", "TransformersEngineSettings", "replicas_for"]
 class EngineSettings(Plug):
     """What every engine has."""
 
+    float32_mismatch: ClassVar[float] = 0.05
+    """Mean difference of log-probs in nats that its kernels explain, where it and the trainer compute in float32."""
+
     use: Annotated[str, Field(min_length=1)] = "transformers"
     """Which engine: `transformers`, an entry point in `tidemill.engines`, or `module:Class` of a settings class."""
     replicas: AutoCount = "auto"
@@ -29,6 +32,7 @@ class TransformersEngineSettings(EngineSettings):
     """A batched loop of our own over a `transformers` model."""
 
     implementation: ClassVar[str] = "tidemill.engines.transformers.engine:TransformersEngine"
+    float32_mismatch: ClassVar[float] = 0.001
 
 
 def replicas_for(wanted: int | str, *, ranks: int, shares_gpus: bool) -> int:

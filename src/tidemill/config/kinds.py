@@ -4,6 +4,7 @@ One rule for all intervals: an integer, 0 is off, negative is refused. Sizes are
 Paths are made absolute once, against the folder in which the command was given; `~` is the home folder.
 """
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ __all__ = [
     "Fraction",
     "Interval",
     "Label",
+    "MismatchLimit",
     "Names",
     "NonNegative",
     "Offload",
@@ -124,6 +126,14 @@ def _within_a_year(value: float) -> float:
     return value
 
 
+def _mismatch(value: object) -> object:
+    if value in ("auto", "off"):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise refuse('should be "auto", "off" or nats above 0, for example 0.05')
+    return float(value)
+
+
 def _auto_count(value: object) -> object:
     if value != "auto" and (isinstance(value, bool) or not isinstance(value, int) or value <= 0):
         raise refuse('should be "auto" or a whole number above 0')
@@ -167,6 +177,11 @@ Spare = Annotated[
     int | Literal["auto"],
     PlainValidator(_spare, json_schema_input_type=int | str),
     Label('"auto", 0 or size'),
+]
+MismatchLimit = Annotated[
+    float | Literal["auto", "off"],
+    PlainValidator(_mismatch, json_schema_input_type=float | str),
+    Label('"auto", "off" or nats'),
 ]
 AbsolutePath = Annotated[
     Path, BeforeValidator(_path), WithJsonSchema({"type": "string", "format": "path"}), Label("path", text=True)

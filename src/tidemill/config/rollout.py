@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from tidemill.config.base import Settings
-from tidemill.config.kinds import Count, Label, NonNegative, OptionalPath, Texts, TokenIds
+from tidemill.config.kinds import Count, Label, MismatchLimit, NonNegative, OptionalPath, Texts, TokenIds
 
 __all__ = ["RolloutSettings", "SamplingSettings"]
 
@@ -39,5 +39,9 @@ class RolloutSettings(Settings):
     replay: OptionalPath = None
     """Folder of dumped rollouts to train on instead of generating, made with the same `rollout.samples` and sampling
     temperature; no engine is built."""
+    max_mismatch: MismatchLimit = "auto"
+    """Most that log-probs of engine and trainer may differ in the mean, in nats. Beyond it a run refuses to start
+    learning, and a later step warns. `auto` is 0.05, and with both in float32 what the engine's kernels explain; `off`
+    checks nothing."""
     sampling: SamplingSettings = SamplingSettings()
     """How answers are sampled in training and by `tidemill rollout`."""

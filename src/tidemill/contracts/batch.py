@@ -43,9 +43,14 @@ class Batch:
         return len(self.token_ids)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class StepReport:
-    """What a trainer's step did. `metrics` holds `policy/*` and `mismatch/*`; `skipped` says why no update was made."""
+    """What a trainer's step did. `metrics` holds `policy/*` and `train/*`; `skipped` says why no update was made.
+
+    `logprobs` are the trainer's own of the tokens trained on, in nats, under the weights before the first update; 0
+    elsewhere. `N` tokens: those of the batch, or of one rank's minibatches laid end to end.
+    """
 
     metrics: Mapping[str, float]
+    logprobs: "Float32[np.ndarray, ' N']"
     skipped: str = ""

@@ -4,10 +4,14 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tidemill.contracts.batch import Batch
-from tidemill.contracts.sample import Group
+from tidemill.contracts.sample import Group, Trajectory
+
+if TYPE_CHECKING:
+    import numpy as np
+    from jaxtyping import Float32
 
 __all__ = [
     "CheckpointEvent",
@@ -21,6 +25,8 @@ __all__ = [
     "PhaseDone",
     "Progress",
     "RolloutDone",
+    "TokenApart",
+    "TokensApart",
     "Transition",
     "ignore",
     "phase",
@@ -106,21 +112,61 @@ class RolloutDone:
 
 @dataclass(frozen=True, kw_only=True)
 class Learned:
-    """An update was made from these groups; `batch` holds their trajectories as rows, in order."""
+    """An update was made from these groups; `batch` holds their trajectories as rows, in order.
+
+    `logprobs` are the trainer's, as a StepReport has them.
+    """
 
     groups: Sequence[Group]
     batch: Batch
+    logprobs: "Float32[np.ndarray, ' N']"
 
     def advantages(self) -> dict[str, float]:
         """Advantage of each trajectory that was trained on, by id."""
-        trajectories = [trajectory for group in self.groups for trajectory in group.trajectories]
         found: dict[str, float] = {}
-        for row, trajectory in enumerate(trajectories):
-            start, end = self.batch.offsets[row], self.batch.offsets[row + 1]
-            trained = self.batch.advantages[start:end][self.batch.loss_mask[start:end]]
+        for trajectory, span in self._spans():
+            trained = self.batch.advantages[span][self.batch.loss_mask[span]]
             if len(trained):
                 found[trajectory.id] = float(trained[0])
         return found
+
+    def trainer_logprobs(self) -> dict[str, list[float]]:
+        """The trainer's log-prob of each token of each trajectory that was trained on, by id; 0 where it was not."""
+        return {
+            trajectory.id: self.logprobs[span][len(trajectory.prompt.token_ids) :].tolist()
+            for trajectory, span in self._spans()
+            if self.batch.loss_mask[span].any()
+        }
+
+    def _spans(self) -> Iterator[tuple[Trajectory, slice]]:
+        trajectories = (trajectory for group in self.groups for trajectory in group.trajectories)
+        for row, trajectory in enumerate(trajectories):
+            yield trajectory, slice(self.batch.offsets[row], self.batch.offsets[row + 1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenApart:
+    """A sampled token and its log-probs in nats, by the engine and by the trainer.
+
+    `trajectory` is the answer's id and `position` the token's place in it, from 0; `version` is the step of the weights
+    that sampled it; `text` and `before` are the token and some before it, for people.
+    """
+
+    trajectory: str
+    version: int
+    position: int
+    token_id: int
+    text: str
+    before: str
+    engine: float
+    trainer: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokensApart:
+    """The tokens of a step on which engine and trainer differ most, most first."""
+
+    tokens: Sequence[TokenApart]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +195,17 @@ class Notice:
 
 
 Event = (
-    Metrics | PhaseDone | Memory | Transition | CheckpointEvent | RolloutDone | Learned | Evaluated | Progress | Notice
+    Metrics
+    | PhaseDone
+    | Memory
+    | Transition
+    | CheckpointEvent
+    | RolloutDone
+    | Learned
+    | TokensApart
+    | Evaluated
+    | Progress
+    | Notice
 )
 Emit = Callable[[Event], None]
 

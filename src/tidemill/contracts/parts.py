@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tidemill.contracts.algorithm import Algorithm, Loss
-from tidemill.contracts.batch import Batch
+from tidemill.contracts.batch import Batch, StepReport
 from tidemill.contracts.checkpoint import Checkpointer
 from tidemill.contracts.engine import RolloutEngine
 from tidemill.contracts.recorder import Recorder
 from tidemill.contracts.residency import Residency
 from tidemill.contracts.sample import Group, Prompt
-from tidemill.contracts.state import Cursor, RunState
+from tidemill.contracts.state import Cursor, PolicyVersion, RunState
 from tidemill.contracts.trainer import Trainer
 from tidemill.contracts.weights import WeightSync
 
-__all__ = ["Evaluation", "Parts", "PromptSource", "Rollout", "StopSignal", "WarmUp"]
+__all__ = ["Agreement", "Evaluation", "Parts", "PromptSource", "Rollout", "StopSignal", "WarmUp"]
 
 
 class PromptSource(Protocol):
@@ -32,6 +32,21 @@ class Rollout(Protocol):
 
     def collect(self, engine: RolloutEngine, prompts: Sequence[Prompt]) -> list[Group]:
         """Play, score, group. Needs the engine's lease."""
+        ...
+
+
+class Agreement(Protocol):
+    """Whether engine and trainer give the same tokens the same log-probs. Both methods need the trainer's lease."""
+
+    def check(self, trainer: Trainer, groups: Sequence[Group], batch: Batch, version: PolicyVersion) -> None:
+        """Before the first update of a start, and cheap afterwards; the trainer holds `version`.
+
+        Changes nothing and draws nothing. Raises EngineError when these answers must not be learned from.
+        """
+        ...
+
+    def measured(self, groups: Sequence[Group], batch: Batch, report: StepReport) -> StepReport:
+        """The report of the update made from `batch`, with `mismatch/*` in its metrics."""
         ...
 
 
@@ -89,6 +104,7 @@ class Parts:
     data: PromptSource
     rollout: Rollout
     algorithm: Algorithm
+    agreement: Agreement
     warm_up: WarmUp
     evaluation: Evaluation
     recorder: Recorder

@@ -39,9 +39,10 @@ def step(parts: Parts, state: RunState) -> RunState:
             groups = parts.rollout.collect(engine, prompts)
         batch = parts.algorithm.batch(groups)
         with parts.residency.awake(trainer):
+            parts.agreement.check(trainer, groups, batch, state.policy_version)
             report = trainer.step(batch, parts.algorithm.loss)
             state = state.advance(cursor=cursor)
-            record(groups=groups, batch=batch, report=report)
+            record(groups=groups, batch=batch, report=parts.agreement.measured(groups, batch, report))
             parts.checkpointer.save_if_due(state)
             parts.weights.update_weights(trainer, engine, state.policy_version)
     return state

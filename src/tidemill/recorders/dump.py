@@ -27,7 +27,7 @@ class DumpSink:
     def write(self, step: int, event: Event) -> None:
         """Keep what was learned from, with its advantages."""
         if isinstance(event, Learned) and event.groups:
-            self._fresh.append(self._dump.write(step, event.groups, event.advantages()))
+            self._fresh.append(self._dump.write(step, event.groups, event.advantages(), event.trainer_logprobs()))
 
     def flush(self) -> None:
         """Nothing: files are whole when written."""

@@ -151,7 +151,7 @@ class Fanout:
 
     def _record(self, *, groups: Sequence[Group], batch: Batch, report: StepReport) -> None:
         if groups:
-            self.emit(Learned(groups=groups, batch=batch))
+            self.emit(Learned(groups=groups, batch=batch, logprobs=report.logprobs))
         values = {**rollout_metrics(groups)} if groups else {}
         values |= {"batch/rows": batch.rows, "batch/tokens": batch.tokens}
         self.emit(Metrics(values={**values, **batch.metrics, **report.metrics}))

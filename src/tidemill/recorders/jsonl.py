@@ -1,8 +1,9 @@
 """Numbers, events and samples of a run as JSON lines in its folder: always written, read by the run page.
 
 `metrics.jsonl` holds lines of kind `metrics` and `eval`, equal in every run of equal settings, and `timing`, which are
-not. `events.jsonl` holds what happened when (Unix times), `samples.jsonl` some answers of each step to read. Every
-line starts with its kind and step, is ASCII, and holds no bare NaN. A line is written whole.
+not. `events.jsonl` holds what happened when (Unix times), `samples.jsonl` some answers of each step to read, and the
+tokens on which engine and trainer differ most (`apart`). Every line starts with its kind and step, is ASCII, and holds
+no bare NaN. A line is written whole.
 """
 
 import json
@@ -23,6 +24,7 @@ from tidemill.contracts.events import (
     Notice,
     PhaseDone,
     RolloutDone,
+    TokensApart,
     Transition,
 )
 from tidemill.contracts.sample import Group, Trajectory
@@ -73,6 +75,9 @@ class JsonlSink:
             case RolloutDone():
                 for line in self._samples(event.groups):
                     self._append("samples.jsonl", event.kind, step, line)
+            case TokensApart():
+                for token in event.tokens:
+                    self._append("samples.jsonl", "apart", step, vars(token))
             case PhaseDone():
                 self._append("events.jsonl", "phase", step, vars(event))
             case Memory():

@@ -28,6 +28,7 @@ _FORMAT = 2
 _NAME = re.compile(r"step-(\d{8,})\.jsonl")
 _NON_FINITE = {"nan", "inf", "-inf"}
 _NO_ADVANTAGES: Mapping[str, float] = {}
+_NO_LOGPROBS: Mapping[str, Sequence[float]] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +60,16 @@ class RolloutDump:
         self._sampling = distribution(sampling)
         self._otherwise = otherwise
 
-    def write(self, step: int, groups: Sequence[Group], advantages: Mapping[str, float] = _NO_ADVANTAGES) -> Path:
+    def write(
+        self,
+        step: int,
+        groups: Sequence[Group],
+        advantages: Mapping[str, float] = _NO_ADVANTAGES,
+        trainer_logprobs: Mapping[str, Sequence[float]] = _NO_LOGPROBS,
+    ) -> Path:
         """Write a step's groups; returns the file, which is the caller's to fsync. Writing it again replaces it.
 
+        By trajectory id: advantages, and the trainer's log-probs of the answer's tokens, which are for people to study.
         Raises TidemillError when it cannot be written: nothing is left behind then.
         """
         members = [member for group in groups for member in group.trajectories]
@@ -69,7 +77,7 @@ class RolloutDump:
             self._check_that_all_is_kept(member)
         common = {"format": _FORMAT, "step": step, "sampling": self._sampling}
         lines = [
-            json.dumps({**common, **_to_json(member, advantages)}, ensure_ascii=True, allow_nan=False)
+            json.dumps({**common, **_to_json(member, advantages, trainer_logprobs)}, ensure_ascii=True, allow_nan=False)
             for member in members
         ]
         path = self.folder / f"step-{step:08d}.jsonl"
@@ -145,7 +153,10 @@ def _step(value: Any) -> int:
     return int(value["step"])
 
 
-def _to_json(member: Trajectory, advantages: Mapping[str, float]) -> dict[str, Any]:
+def _to_json(
+    member: Trajectory, advantages: Mapping[str, float], trainer_logprobs: Mapping[str, Sequence[float]]
+) -> dict[str, Any]:
+    known = trainer_logprobs.get(member.id)
     return {
         "id": member.id,
         "prompt": {
@@ -164,6 +175,7 @@ def _to_json(member: Trajectory, advantages: Mapping[str, float]) -> dict[str, A
         "advantage": _finite_or_word(advantages[member.id]) if member.id in advantages else None,
         "token_ids": list(member.token_ids),
         "logprobs": [_finite_or_word(value) for value in member.logprobs],
+        "trainer_logprobs": None if known is None else [_finite_or_word(value) for value in known],
         "loss_mask": list(member.loss_mask),
     }
 

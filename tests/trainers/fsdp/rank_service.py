@@ -187,7 +187,9 @@ class RankGroup:
     def step(self, batch: Batch, loss: Loss) -> tuple[dict[str, float], str]:
         """The report, which is the same on every rank."""
         dealt = deal(batch, ranks=self.ranks, minibatches=self.minibatches)
-        reports = self.group.call_each("update", [(share, loss) for share in dealt], deadline=DEADLINE)
+        reports = self.group.call_each(
+            "update", [([share.batch for share in own], loss) for own in dealt], deadline=DEADLINE
+        )
         assert all(report == reports[0] for report in reports)
         found: tuple[dict[str, float], str] = reports[0]
         return found

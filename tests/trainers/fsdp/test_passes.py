@@ -33,7 +33,7 @@ def build(folder: Path, *, tokens: int, recompute: bool = False, dtype: ComputeD
 def gradient(passes: Passes, batch: Batch) -> Tensor:
     """The mean's gradient over all parameters as one vector, in float64."""
     parts = passes.plan(batch)
-    count = passes.accumulate(parts, [], LOSS, Tally(), temperature=batch.temperature, sampled=True)
+    count, _ = passes.accumulate(parts, [], LOSS, Tally(), temperature=batch.temperature)
     grads = [parameter.grad for parameter in passes.model.predictor.parameters()]
     return torch.cat([grad.flatten().double() for grad in grads if grad is not None]) / count
 
@@ -176,7 +176,7 @@ def test_passes_without_rows_add_nothing_to_the_gradient(tiny_models: Models) ->
     assert [len(part.trained) for part in parts[-2:]] == [0, 0]
     tallies = Tally(), Tally()
     counts = [
-        passes.accumulate(given, [], LOSS, tally, temperature=1.0, sampled=True)
+        passes.accumulate(given, [], LOSS, tally, temperature=1.0)[0]
         for passes, given, tally in zip((plain, padded), (parts[:-2], parts), tallies, strict=True)
     ]
     assert counts[0] == counts[1]
@@ -199,5 +199,5 @@ def test_a_loss_that_is_a_constant_where_nothing_is_trained_on_still_goes_back_t
         return LossOutput(numerator=torch.zeros(()), count=0.0, sums={}) if not inputs.mask.any() else LOSS(inputs)
 
     passes = build(tiny_models(), tokens=100)
-    assert passes.accumulate(passes.padded([], 1), [], loss, Tally(), temperature=1.0, sampled=False) == 0.0
+    assert passes.accumulate(passes.padded([], 1), [], loss, Tally(), temperature=1.0)[0] == 0.0
     assert all(not parameter.grad.any() for parameter in passes.model.predictor.parameters())

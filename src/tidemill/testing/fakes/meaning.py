@@ -14,9 +14,19 @@ from tidemill.contracts.engine import Request, RolloutEngine, Sampling
 from tidemill.contracts.events import Event
 from tidemill.contracts.recorder import StepRecord
 from tidemill.contracts.sample import Group, Prompt, Score, Trajectory
-from tidemill.contracts.state import Cursor, RunState
+from tidemill.contracts.state import Cursor, PolicyVersion, RunState
+from tidemill.contracts.trainer import Trainer
 
-__all__ = ["FakeAlgorithm", "FakeData", "FakeEvaluation", "FakeRecorder", "FakeRollout", "FakeStop", "FakeWarmUp"]
+__all__ = [
+    "FakeAgreement",
+    "FakeAlgorithm",
+    "FakeData",
+    "FakeEvaluation",
+    "FakeRecorder",
+    "FakeRollout",
+    "FakeStop",
+    "FakeWarmUp",
+]
 
 
 class FakeData:
@@ -71,6 +81,19 @@ class FakeRollout:
                 )
             groups.append(Group(prompt=prompt, trajectories=tuple(members)))
         return groups
+
+
+class FakeAgreement:
+    """Looks at versions, and scores without an opinion: a trainer without its lease shows."""
+
+    def check(self, trainer: Trainer, groups: Sequence[Group], batch: Batch, version: PolicyVersion) -> None:
+        """Every answer is of the present version."""
+        assert {member.version for group in groups for member in group.trajectories} <= {version}
+        assert len(trainer.log_probs(batch)) == batch.tokens
+
+    def measured(self, groups: Sequence[Group], batch: Batch, report: StepReport) -> StepReport:
+        """As it is."""
+        return report
 
 
 def no_loss(inputs: object) -> Any:

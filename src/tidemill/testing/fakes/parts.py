@@ -12,6 +12,7 @@ from tidemill.contracts.state import Cursor, RunState
 from tidemill.residency.manager import LeaseManager
 from tidemill.testing.fakes.layouts import Layout, Whole
 from tidemill.testing.fakes.meaning import (
+    FakeAgreement,
     FakeAlgorithm,
     FakeData,
     FakeEvaluation,
@@ -104,6 +105,7 @@ def fake_parts(run: FakeRun, watch: Watch = lambda name: None) -> Parts:
         data=watched(FakeData()),
         rollout=watched(FakeRollout()),
         algorithm=watched(FakeAlgorithm()),
+        agreement=watched(FakeAgreement()),
         warm_up=watched(FakeWarmUp(steps=run.warm_up_steps, data=FakeData(seed=1))),
         evaluation=watched(FakeEvaluation()),
         recorder=recorder,

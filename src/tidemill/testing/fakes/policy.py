@@ -63,7 +63,7 @@ class FakeTrainer(FakeTenant):
         momentum[:] = 0.9 * momentum + np.random.default_rng(seen).standard_normal(SIZE)
         weights += 0.1 * momentum
         self.updates += 1
-        return StepReport(metrics={"policy/loss": float(weights.sum())})
+        return StepReport(metrics={"policy/loss": float(weights.sum())}, logprobs=np.zeros(batch.tokens, np.float32))
 
     def log_probs(self, batch: Batch) -> "np.ndarray[tuple[int, ...], np.dtype[np.float32]]":
         """Zeros."""

@@ -6,13 +6,14 @@ one does not come is what a real one does. Every result is a pure function of we
 
 import datetime
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from tidemill import faults
-from tidemill.algorithms.deal import deal
+from tidemill.algorithms.deal import deal, put_back
 from tidemill.contracts.algorithm import Loss
 from tidemill.contracts.batch import Batch, StepReport
 from tidemill.contracts.checkpoint import Saved, Snapshot, TensorBytes
@@ -124,7 +125,9 @@ class FakeRankTrainer(FakeTenant):
     def step(self, batch: Batch, loss: Loss) -> StepReport:
         """Of a trainer of one rank."""
         self._check(Part.ALL, "step")
-        return self.update(deal(batch, ranks=1, minibatches=self.minibatches)[0], loss)
+        own = deal(batch, ranks=1, minibatches=self.minibatches)[0]
+        report = self.update([share.batch for share in own], loss)
+        return replace(report, logprobs=put_back(own, [report.logprobs], tokens=batch.tokens))
 
     def update(self, minibatches: Sequence[Batch], loss: Loss) -> StepReport:
         """Moves by what all ranks saw of each minibatch, if they saw anything."""
@@ -146,7 +149,8 @@ class FakeRankTrainer(FakeTenant):
         self.emit(Notice(text=f"rank {self.place.rank} updated"))
         tokens = sum(int(word) for word in self.meeting.exchange(str(sum(b.tokens for b in minibatches)).encode()))
         metrics = {"policy/updates": float(moved), "train/tokens": float(tokens)}
-        return StepReport(metrics=metrics, skipped="" if moved else "no token was left to train on")
+        logprobs = np.concatenate([_logprobs(batch) * batch.loss_mask for batch in minibatches])
+        return StepReport(metrics=metrics, logprobs=logprobs, skipped="" if moved else "no token was left to train on")
 
     def _move(self, by: Array) -> None:
         for rate, name in enumerate(_WEIGHTS, start=1):
@@ -163,10 +167,7 @@ class FakeRankTrainer(FakeTenant):
         """Of each token by what it is and what came before it in its row. A collective."""
         self._check(Part.WEIGHTS, "log_probs")
         self.meeting.exchange(b"log_probs")
-        found = np.zeros(batch.tokens, np.float32)
-        for start, end in zip(batch.offsets[:-1], batch.offsets[1:], strict=True):
-            found[start + 1 : end] = -1.0 - 0.01 * np.cumsum(batch.token_ids[start:end])[1:]
-        return found
+        return _logprobs(batch)
 
     def weight_specs(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
         """Of the two weights."""
@@ -222,6 +223,13 @@ def _seen(batch: Batch) -> bytes:
     if not batch.loss_mask.any():
         return b""
     return str(digest(batch.token_ids.tolist(), batch.advantages.tolist(), batch.logprobs.tolist())).encode()
+
+
+def _logprobs(batch: Batch) -> "np.ndarray[tuple[int, ...], np.dtype[np.float32]]":
+    found = np.zeros(batch.tokens, np.float32)
+    for start, end in zip(batch.offsets[:-1], batch.offsets[1:], strict=True):
+        found[start + 1 : end] = -1.0 - 0.01 * np.cumsum(batch.token_ids[start:end])[1:]
+    return found
 
 
 def build_fake_rank(place: Place, emit: Emit) -> FakeRankTrainer:

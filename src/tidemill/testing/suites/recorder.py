@@ -23,6 +23,8 @@ from tidemill.contracts.events import (
     PhaseDone,
     Progress,
     RolloutDone,
+    TokenApart,
+    TokensApart,
     Transition,
 )
 from tidemill.contracts.recorder import Sink
@@ -57,6 +59,19 @@ def scored_group(text: str, rewards: tuple[float | None, ...]) -> Group:
     return Group(prompt=prompt, trajectories=tuple(answer(i, reward) for i, reward in enumerate(rewards)))
 
 
+def _apart(text: str) -> TokenApart:
+    return TokenApart(
+        trajectory=text,
+        version=1,
+        position=0,
+        token_id=5,
+        text=text,
+        before=text,
+        engine=float("-inf"),
+        trainer=float("nan"),
+    )
+
+
 def every_event(text: str) -> list[Event]:
     """One of each, with `text` wherever a text may stand, and numbers that are none."""
     return [
@@ -70,7 +85,8 @@ def every_event(text: str) -> list[Event]:
         CheckpointEvent(time=time.time(), status="failed", step=2, path="step-2", reason=text),
         RolloutDone(kind="train", groups=[scored_group(text, (1.0, None, 0.0))]),
         RolloutDone(kind="eval", groups=[]),
-        Learned(groups=[scored_group(text, (1.0,))], batch=_batch()),
+        Learned(groups=[scored_group(text, (1.0,))], batch=_batch(), logprobs=_batch().logprobs),
+        TokensApart(tokens=[_apart(text)]),
         Evaluated(values={"eval/exact_match": 0.25, "eval/reward": float("nan")}),
         Progress(what=text, done=1, total=0),
         Progress(what=text, done=1, total=2),

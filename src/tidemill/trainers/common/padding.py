@@ -21,8 +21,8 @@ class PaddedRows:
     """`target_ids[b, t]` follows `input_ids[b, t]`; `mask` is True where the target is trained on.
 
     What is not masked in is 0 in `rollout_logprobs` and `advantages`. `trained` and `real` list the places, in the
-    flattened rectangle, of targets that are masked in, and of all that belong to a row; `positions` are the places of
-    the latter in the batch.
+    flattened rectangle, of targets that are masked in, and of all that belong to a row; `trained_positions` and
+    `positions` are their places in the batch.
     """
 
     input_ids: Int64[Tensor, "B T"]
@@ -32,6 +32,7 @@ class PaddedRows:
     advantages: Float[Tensor, "B T"]
     trained: Int64[Tensor, " M"]
     real: Int64[Tensor, " R"]
+    trained_positions: Int64[np.ndarray, " M"]
     positions: Int64[np.ndarray, " R"]
 
 
@@ -56,6 +57,7 @@ def pad_rows(batch: Batch, rows: Int64[np.ndarray, " B"], device: torch.device) 
         advantages=move(np.where(mask, batch.advantages[targets], np.float32(0))),
         trained=move(np.flatnonzero(mask)),
         real=move(np.flatnonzero(real)),
+        trained_positions=targets[mask],
         positions=targets[real],
     )
 
@@ -72,5 +74,6 @@ def no_rows(device: torch.device) -> PaddedRows:
         advantages=torch.zeros((1, 1), device=device),
         trained=nothing,
         real=nothing,
+        trained_positions=np.zeros(0, np.int64),
         positions=np.zeros(0, np.int64),
     )

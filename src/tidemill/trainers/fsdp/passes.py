@@ -54,27 +54,24 @@ class Passes:
         tally: Tally,
         *,
         temperature: float,
-        sampled: bool,
-    ) -> float:
-        """Add the gradient of the summed numerators to the parameters; returns the summed count.
+    ) -> tuple[float, list[Float[Tensor, " M"]]]:
+        """Add the gradient of the summed numerators to the parameters; returns the summed count, and old log-probs.
 
-        `old` is empty when the present weights are the old ones: then each forward pass yields both. `sampled` says
-        whether an engine did, so that the two can be compared.
+        `old` is empty when the present weights are the old ones: then each forward pass yields both.
         """
-        count = 0.0
+        count, befores = 0.0, []
         for index, rows in enumerate(parts):
             logprobs = self.model.logprobs(rows, rows.trained, temperature=temperature)
             before = old[index] if old else logprobs.detach()
+            befores.append(before)
             output = loss(_loss_inputs(rows, logprobs, before))
             count += output.count
             tally.add_loss(output, logprobs)
             tally.add_fed(places=rows.mask.numel(), tokens=len(rows.real))
-            if sampled:
-                tally.add_mismatch(before, rows.rollout_logprobs.flatten().index_select(0, rows.trained))
             # Where there are no rows the loss may be a constant; the pass back through the model must be made all the
             # same, since other ranks take part in it.
             self.model.backward(output.numerator if len(rows.trained) else logprobs.sum())
-        return count
+        return count, befores
 
     def plan_all(self, batch: Batch) -> list[PaddedRows]:
         """Micro-batches of all rows in which a token is predicted."""

@@ -7,6 +7,7 @@ with `replicas`, so many copies of the whole, each cut over equally many ranks.
 import contextlib
 import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from tidemill import faults
-from tidemill.algorithms.deal import deal
+from tidemill.algorithms.deal import deal, put_back
 from tidemill.algorithms.token_ids import check_token_ids
 from tidemill.contracts.algorithm import Loss
 from tidemill.contracts.batch import Batch, StepReport
@@ -73,7 +74,7 @@ class FsdpTrainer:
         self._ranks, self._predictor = load_over_ranks(
             model, place=place, replicas=replicas, deadline=deadline, compute_dtype=dtype, recompute=recompute
         )
-        self._network = self._predictor.network
+        self._network, self._naming = self._predictor.network, self._predictor.naming
         self._parameters: dict[str, Tensor] = dict(self._network.named_parameters())
         self._optimizer = AdamW(self._parameters)
         self.minibatches = minibatches
@@ -94,8 +95,7 @@ class FsdpTrainer:
             stop_on_leak=stop_on_leak,
             emit=emit,
         )
-        # Cut layers cast by themselves.
-        autocast = dtype if place.ranks == 1 else torch.float32
+        autocast = dtype if place.ranks == 1 else torch.float32  # cut layers cast by themselves
         policy = PolicyModel(self._predictor, device=self._device, autocast=autocast)
         self.vocabulary = policy.words
         self._passes = Passes(model=policy, device=self._device, tokens_per_micro_batch=tokens_per_micro_batch)
@@ -173,8 +173,9 @@ class FsdpTrainer:
         """`update` of this rank's share, which it deals itself: every rank is given the whole batch."""
         self._gate.check(Part.ALL, "step")
         check_token_ids(batch, vocabulary=self.vocabulary)
-        dealt = deal(batch, ranks=self._place.ranks, minibatches=self.minibatches)
-        return self.update(dealt[self._place.rank], loss)
+        own = deal(batch, ranks=self._place.ranks, minibatches=self.minibatches)[self._place.rank]
+        report = self.update([share.batch for share in own], loss)
+        return replace(report, logprobs=put_back(own, [report.logprobs], tokens=batch.tokens))
 
     def update(self, minibatches: Sequence[Batch], loss: Loss) -> StepReport:
         """One optimizer step a minibatch, all at the learning rate of this update.
@@ -235,7 +236,7 @@ class FsdpTrainer:
 
     def weight_specs(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
         """Of the float32 masters."""
-        return {name: ("F32", tuple(parameter.shape)) for name, parameter in self._parameters.items()}
+        return self._naming.specs({name: ("F32", tuple(held.shape)) for name, held in self._parameters.items()})
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """The float32 masters, each under the lease or not at all: themselves on one rank, else gathered on every one.
@@ -246,8 +247,8 @@ class FsdpTrainer:
         return self._live_weights()
 
     def _live_weights(self) -> Iterator[tuple[str, Tensor]]:
-        weights = whole_weights(self._parameters)
-        for _ in self._parameters:
+        weights = self._naming.split_all(whole_weights(self._parameters))
+        for _ in self.weight_specs():
             self._gate.check(Part.WEIGHTS, "named_weights")
             self._memory.ready(Part.WEIGHTS)
             yield next(weights)
@@ -281,8 +282,7 @@ class FsdpTrainer:
         if self._memory.load(saved):
             progress = progress.with_fresh_moments()
         self._progress, self._optimizer.steps = progress, progress.optimizer_steps
-        self._version += 1
-        self._torn = False
+        self._version, self._torn = self._version + 1, False
         if text := progress.new_curve(self._progress.total_steps(self._phases), saved.extra.get("total_steps")):
             self._emit(Notice(text=text))
 

@@ -4,14 +4,16 @@ Ranks make the same passes, with nothing in them where a rank has no rows left, 
 Whatever decides anything (how many passes, whether there is a step, how far it is clipped) is of all ranks together.
 
 Rule for old log-probs: with one minibatch a step, the pass that trains is also the one that measures, so the ratio is
-1. With more, they are computed for all rows before the first update. The engine's log-probs never enter a ratio; how
-far they are off is reported under `mismatch/`.
+1. With more, they are computed for all rows before the first update. The engine's log-probs never enter a ratio; the
+report holds the old ones, so that the two can be compared.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import torch
+from jaxtyping import Float32
 from torch import Tensor
 
 from tidemill.contracts.algorithm import Loss
@@ -19,6 +21,7 @@ from tidemill.contracts.batch import Batch, StepReport
 from tidemill.trainers.common import gradients
 from tidemill.trainers.common.padding import PaddedRows
 from tidemill.trainers.common.schedule import PhaseSettings
+from tidemill.trainers.fsdp.before import BeforeUpdate
 from tidemill.trainers.fsdp.optimizer import AdamW
 from tidemill.trainers.fsdp.passes import Passes
 from tidemill.trainers.fsdp.pieces import local
@@ -51,22 +54,22 @@ class Updates:
 
     def run(self, minibatches: Sequence[Batch], loss: Loss, settings: PhaseSettings, *, lr: float) -> StepReport:
         """All of one update, of this rank's rows; a collective. The report is of all ranks, the same on each."""
-        plan, sampled = self._plan(minibatches)
+        plan = self._plan(minibatches)
         old = self._old_logprobs(plan, minibatches)
-        tally = Tally()
+        tally, before_update = Tally(), BeforeUpdate()
         norms: list[float] = []
-        for parts, before, batch in zip(plan, old, minibatches, strict=True):
-            count = self._passes.accumulate(parts, before, loss, tally, temperature=batch.temperature, sampled=sampled)
+        for parts, known, batch in zip(plan, old, minibatches, strict=True):
+            count, before = self._passes.accumulate(parts, known, loss, tally, temperature=batch.temperature)
+            before_update.add(parts, before, tokens=batch.tokens)
             norms.extend(self._apply(count, settings, lr) if parts else [])
-        return _report(tally.metrics(self._ranks.gather), norms, empty=len(plan) - len(norms), lr=lr)
+        metrics = tally.metrics(self._ranks.gather)
+        return _report(metrics, before_update.taken(), norms, empty=len(plan) - len(norms), lr=lr)
 
-    def _plan(self, minibatches: Sequence[Batch]) -> tuple[list[list[PaddedRows]], bool]:
-        """Micro-batches of each minibatch, as many as any rank has, and whether an engine sampled them."""
+    def _plan(self, minibatches: Sequence[Batch]) -> list[list[PaddedRows]]:
+        """Micro-batches of each minibatch, as many as any rank has."""
         plan = [self._passes.plan(batch) for batch in minibatches]
-        sampled = any(bool(batch.logprobs.any()) for batch in minibatches)
-        most = self._gather([*(len(parts) for parts in plan), sampled]).amax(0).tolist()
-        padded = [self._passes.padded(parts, int(count)) for parts, count in zip(plan, most[:-1], strict=True)]
-        return padded, bool(most[-1])
+        most = self._gather([len(parts) for parts in plan]).amax(0).tolist()
+        return [self._passes.padded(parts, int(count)) for parts, count in zip(plan, most, strict=True)]
 
     def log_probs_plan(self, batch: Batch) -> list[PaddedRows]:
         """Micro-batches of all rows, as many as any rank has; a collective."""
@@ -106,7 +109,14 @@ class Updates:
         return sum(count for count, _ in rows), math.sqrt(sum(squares))
 
 
-def _report(metrics: Mapping[str, float], norms: Sequence[float], *, empty: int, lr: float) -> StepReport:
+def _report(
+    metrics: Mapping[str, float],
+    logprobs: Float32[np.ndarray, " N"],
+    norms: Sequence[float],
+    *,
+    empty: int,
+    lr: float,
+) -> StepReport:
     finite = [norm for norm in norms if math.isfinite(norm)]
     found = {
         "train/tokens": 0.0,
@@ -117,6 +127,6 @@ def _report(metrics: Mapping[str, float], norms: Sequence[float], *, empty: int,
         "policy/updates_empty": float(empty),
     }
     if finite:
-        return StepReport(metrics=found | {"policy/grad_norm": sum(finite) / len(finite)})
+        return StepReport(metrics=found | {"policy/grad_norm": sum(finite) / len(finite)}, logprobs=logprobs)
     reason = "the gradient was not finite" if norms else "no token was left to train on"
-    return StepReport(metrics=found, skipped=reason)
+    return StepReport(metrics=found, logprobs=logprobs, skipped=reason)
