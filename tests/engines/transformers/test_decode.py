@@ -7,9 +7,9 @@ from transformers import AutoModelForCausalLM
 
 from tidemill.contracts.engine import Sampling
 from tidemill.contracts.sample import StopReason
+from tidemill.engines.common.sampling import draw, row_keys, uniforms
+from tidemill.engines.common.stopping import NoStopStrings, StopStrings
 from tidemill.engines.transformers.decode import Answer, decode
-from tidemill.engines.transformers.sampling import draw, row_keys, uniforms
-from tidemill.engines.transformers.stopping import NoStopStrings, StopStrings
 from tidemill.testing.tiny import make_tiny_model, make_tiny_tokenizer
 
 NEW, ROWS = 14, 14

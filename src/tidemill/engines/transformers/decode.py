@@ -7,7 +7,6 @@ Per token the loop waits for the device once, to learn how many rows are left.
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,23 +15,15 @@ from transformers import DynamicCache
 
 from tidemill.contracts.engine import Sampling
 from tidemill.contracts.sample import StopReason
-from tidemill.engines.transformers.sampling import draw, greedy
-from tidemill.engines.transformers.stopping import NEVER, NoStopStrings, StopStrings
+from tidemill.engines.common.answers import Answer
+from tidemill.engines.common.sampling import draw, greedy
+from tidemill.engines.common.stopping import NEVER, NoStopStrings, StopStrings
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Float64, Int64
     from torch import Tensor
 
-__all__ = ["Answer", "decode"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """Ids sampled, the ending one included, and their log-probs in nats."""
-
-    token_ids: list[int]
-    logprobs: list[float]
-    stop_reason: StopReason
+__all__ = ["decode"]
 
 
 class _Rows:

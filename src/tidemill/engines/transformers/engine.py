@@ -15,15 +15,17 @@ from tidemill.contracts.engine import Completion, Request, Sampling
 from tidemill.contracts.events import Emit, Progress
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.residency import Moved
-from tidemill.contracts.sample import StopReason
 from tidemill.contracts.state import PolicyVersion
 from tidemill.data.tokenizer_folder import load_tokenizer
+from tidemill.engines.common.answers import Answer, completions
+from tidemill.engines.common.held_version import HeldVersion
+from tidemill.engines.common.presence import check_present
 from tidemill.engines.common.requests import Limits, check_requests, check_sampling, plan_batches
-from tidemill.engines.transformers.decode import Answer, decode
+from tidemill.engines.common.sampling import row_keys, uniforms
+from tidemill.engines.common.stopping import NoStopStrings, StopStrings, end_ids
+from tidemill.engines.transformers.decode import decode
 from tidemill.engines.transformers.live_weights import LiveWeights, stored_weights
-from tidemill.engines.transformers.sampling import row_keys, uniforms
-from tidemill.engines.transformers.stopping import NoStopStrings, StopStrings, end_ids
-from tidemill.errors import EngineError, ResidencyError, WeightSyncError
+from tidemill.errors import EngineError, ResidencyError
 from tidemill.models.skeleton import model_skeleton
 from tidemill.residency.gate import TenantGate
 from tidemill.residency.leaks import leak_gate
@@ -85,9 +87,7 @@ class TransformersEngine:
         self._leaks = leak_gate(self.name, self._device, stop=stop_on_leak, emit=emit)
         self._kv_awake = False
         self._users: dict[str, object] = {}
-        self._version: PolicyVersion | None = None
-        self._newest: PolicyVersion | None = None
-        self._updating = False
+        self._held = HeldVersion()
 
     @property
     def name(self) -> str:
@@ -147,7 +147,8 @@ class TransformersEngine:
             self._weights.check_can_release()
             self._leaks.check()
             self._weights.release()
-            self._version, self._updating, self._kv_awake = None, False, False
+            self._held.forget()
+            self._kv_awake = False
             self._transfer.give_back()
             return Moved(left=self._residue.left())
         finally:
@@ -167,12 +168,12 @@ class TransformersEngine:
     @property
     def version(self) -> PolicyVersion | None:
         """Of all the weights; None from `begin_update` or `sleep` until `publish`."""
-        return self._version
+        return self._held.version
 
     def begin_update(self) -> None:
         """Close generation and forget the version."""
         self._need(Part.WEIGHTS, "begin_update")
-        self._version, self._updating = None, True
+        self._held.begin()
         self._weights.begin()
 
     def load_weights(self, tensors: "Iterable[tuple[str, Tensor]]") -> None:
@@ -182,11 +183,8 @@ class TransformersEngine:
         `begin_update` and a whole set.
         """
         self._need(Part.WEIGHTS, "load_weights")
-        if not self._updating:
-            raise WeightSyncError("cannot load weights into the engine: no update is open; call begin_update first")
-        self._updating = False
-        self._weights.load(tensors)
-        self._updating = True
+        with self._held.loading():
+            self._weights.load(tensors)
 
     def weight_checksums(self) -> Mapping[str, int]:
         """Checksum of each weight as it lies on the device, in the engine's dtype."""
@@ -196,21 +194,8 @@ class TransformersEngine:
     def publish(self, version: PolicyVersion) -> None:
         """Take on `version` and open generation."""
         self._need(Part.WEIGHTS, "publish")
-        missing = self._weights.missing()
-        if missing or not self._updating:
-            why = (
-                f"{len(missing)} did not come, among them {', '.join(missing[:3])}" if missing else "no update is open"
-            )
-            raise WeightSyncError(
-                f"cannot publish version {version}: the engine does not hold a whole set of weights ({why}); sync again"
-            )
-        if self._newest is not None and version < self._newest:
-            raise WeightSyncError(
-                f"cannot publish version {version}: the engine has held {self._newest} before and versions never go "
-                f"back; a restarted run must raise the attempt"
-            )
-        self._version = self._newest = version
-        self._updating = False
+        self._held.check(version, self._weights.missing())
+        self._held.take(version)
 
     def load_pretrained(self, version: PolicyVersion) -> None:
         """Load the model folder's own weights as `version`: for use without a trainer."""
@@ -222,25 +207,14 @@ class TransformersEngine:
         self.publish(version)
 
     def _need(self, part: Part, doing: str) -> None:
-        self._gate.check(part, doing)
-        absent = part & ~self.resident()
-        if absent:
-            raise ResidencyError(
-                f"engine.{doing} needs {part.words()} on the device and {absent.words()} is asleep; call it inside "
-                f"`with residency.awake(engine): ...`"
-            )
+        check_present(self._gate, self.resident(), part, doing)
 
     # Generation
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         """Completions in the order of the requests."""
         self._need(_PARTS, "generate")
-        version = self._version
-        if version is None:
-            raise WeightSyncError(
-                "cannot generate: the version of the engine's weights is unknown, because it slept or an update did "
-                "not end; sync the weights first"
-            )
+        version = self._held.known()
         check_sampling(sampling, self._limits)
         check_requests(requests, sampling, self._limits)
         me = object()
@@ -251,17 +225,7 @@ class TransformersEngine:
         finally:
             if self._users and self._users["present"] is me:
                 del self._users["present"]
-        texts = self._texts(answers)
-        return [
-            Completion(
-                token_ids=tuple(answer.token_ids),
-                logprobs=tuple(answer.logprobs),
-                stop_reason=answer.stop_reason,
-                version=version,
-                text=text,
-            )
-            for answer, text in zip(answers, texts, strict=True)
-        ]
+        return completions(answers, version, self._tokenizer)
 
     def _answer(self, requests: Sequence[Request], sampling: Sampling) -> list[Answer]:
         ends = torch.zeros(self._limits.vocabulary, dtype=torch.bool)
@@ -288,12 +252,3 @@ class TransformersEngine:
         if not stop:
             return NoStopStrings(rows=rows)
         return StopStrings(stop=stop, tokenizer=self._tokenizer, rows=rows)
-
-    def _texts(self, answers: list[Answer]) -> list[str]:
-        """Decoded without special tokens, and without the id that ended the answer, special or not."""
-        said = (
-            answer.token_ids[:-1] if answer.stop_reason == StopReason.EOS else answer.token_ids for answer in answers
-        )
-        return [
-            self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False) for ids in said
-        ]

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tidemill.engines.transformers.stopping import NEVER, NoStopStrings, StopStrings, end_ids
+from tidemill.engines.common.stopping import NEVER, NoStopStrings, StopStrings, end_ids
 from tidemill.errors import DataError
 from tidemill.testing.tiny import make_tiny_tokenizer
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from tidemill.engines.transformers.sampling import draw, filtered, greedy, row_keys, uniforms
+from tidemill.engines.common.sampling import draw, filtered, greedy, row_keys, uniforms
 
 MASK = (1 << 64) - 1
 

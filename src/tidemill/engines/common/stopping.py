@@ -70,11 +70,12 @@ class StopStrings:
         """
         living = alive.nonzero()[:, 0]
         rows = index[living].tolist()
-        ended = [self._completes(row, token) for row, token in zip(rows, tokens[living].tolist(), strict=True)]
+        ended = [self.completes(row, token) for row, token in zip(rows, tokens[living].tolist(), strict=True)]
         self.lengths[[row for row, end in zip(rows, ended, strict=True) if end]] = length
         alive[living] = ~torch.tensor(ended, dtype=torch.bool, device=alive.device)
 
-    def _completes(self, row: int, token: int) -> bool:
+    def completes(self, row: int, token: int) -> bool:
+        """Whether `token`, the next one of answer `row`, is the one with which a stop string is complete."""
         if token in self._special:
             return False
         tail = self._tails[row]
