@@ -2,7 +2,7 @@
 
 import hashlib
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.checkpoint.pieces import shards_of
 
 from tidemill.checkpoint.manager import CheckpointManager
 from tidemill.checkpoint.shard import LocalShard
-from tidemill.contracts.checkpoint import Saved, Shard, Snapshot, TensorBytes, TensorPlace, WrittenFile
+from tidemill.contracts.checkpoint import Places, Saved, Shard, Snapshot, TensorBytes, WrittenFile
 from tidemill.contracts.events import CheckpointEvent, Event, Notice
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.residency import Moved
@@ -60,12 +60,12 @@ class FakeRemote:
         """See Shard."""
         return FakeRemote(self.worker, LocalShard({name: self.shard._tensors[name] for name in names}))
 
-    def place(self, places: Mapping[str, TensorPlace], advance: Callable[[int], None], *, last: bool = False) -> int:
+    def place(self, places: Places, advance: Callable[[int], None], *, last: bool = False) -> int:
         """See Placer."""
         self.worker.fault(next(iter(places.values())).path, advance)
         return self.shard.place(places, advance, last=last)
 
-    def differing(self, places: Mapping[str, TensorPlace], advance: Callable[[int], None]) -> str:
+    def differing(self, places: Places, advance: Callable[[int], None]) -> str:
         """See Placer."""
         return self.shard.differing(places, advance)
 

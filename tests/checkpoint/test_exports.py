@@ -19,7 +19,7 @@ from tidemill.checkpoint.export import export_pieces, layout_of
 from tidemill.checkpoint.export_layout import INDEX
 from tidemill.checkpoint.exports import NoExports, RunExports
 from tidemill.checkpoint.shard import LocalShard
-from tidemill.contracts.checkpoint import Shard, Snapshot, TensorPlace
+from tidemill.contracts.checkpoint import Places, Shard, Snapshot
 from tidemill.contracts.events import Event, Notice, ignore
 from tidemill.errors import CheckpointError, WorkerError
 from tidemill.faults import armed
@@ -131,17 +131,17 @@ class Odd(LocalShard):
         return self._place(super().place, places, advance)
 
 
-def dies(place: Callable[..., int], places: dict[str, TensorPlace], advance: Callable[[int], None]) -> int:
+def dies(place: Callable[..., int], places: Places, advance: Callable[[int], None]) -> int:
     advance(10)
     raise WorkerError("trainer-1 died (exit code -9)")
 
 
-def sees_nothing(place: Callable[..., int], places: dict[str, TensorPlace], advance: Callable[[int], None]) -> int:
-    path = next(iter(places.values())).path
+def sees_nothing(place: Callable[..., int], places: Places, advance: Callable[[int], None]) -> int:
+    path = next(iter(places.values()))[0].path
     raise FileNotFoundError(2, "trainer-1 on b: No such file or directory", str(path))
 
 
-def forgets_one(place: Callable[..., int], places: dict[str, TensorPlace], advance: Callable[[int], None]) -> int:
+def forgets_one(place: Callable[..., int], places: Places, advance: Callable[[int], None]) -> int:
     return place({name: where for name, where in places.items() if "norm" not in name}, advance)
 
 

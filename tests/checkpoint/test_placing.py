@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tests.checkpoint.pieces import Array, counted, grids, in_rows, piece
 
@@ -36,8 +36,8 @@ def filled(path: Path, size: int) -> bytes:
     return data[len(GAP) : -len(GAP)]
 
 
-def place(path: Path, array: Array, dtype: str = "F32", shape: tuple[int, ...] | None = None) -> TensorPlace:
-    return TensorPlace(path=path, begin=len(GAP), dtype=dtype, shape=array.shape if shape is None else shape)
+def place(path: Path, array: Array, dtype: str = "F32", shape: tuple[int, ...] | None = None) -> list[TensorPlace]:
+    return [TensorPlace(path=path, begin=len(GAP), dtype=dtype, shape=array.shape if shape is None else shape)]
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +68,30 @@ def test_rows_beyond_the_place_are_left_out_whoever_has_them(folder: Path, rows:
     assert sum(written) == array[:rows].nbytes
 
 
+@given(grids(), st.data())
+def test_a_tensor_cut_into_boxes_has_each_box_where_it_is_told(
+    folder: Path, grid: tuple[Array, str, list[TensorBytes]], data: st.DataObject
+) -> None:
+    """Against numpy: boxes cut along any dimension, each row-major by itself, in any order in the file."""
+    array, dtype, pieces = grid
+    assume(array.ndim > 0)
+    dimension = data.draw(st.integers(0, array.ndim - 1))
+    cut = data.draw(st.integers(0, array.shape[dimension]))
+    parts = [np.take(array, range(first, end), dimension) for first, end in ((0, cut), (cut, array.shape[dimension]))]
+    places, begin = [], len(GAP) + array.nbytes
+    for number, part in enumerate(parts):
+        begin -= part.nbytes
+        start = tuple(cut * number if axis == dimension else 0 for axis in range(array.ndim))
+        places.append(TensorPlace(path=folder / "f", begin=begin, dtype=dtype, shape=part.shape, start=start))
+    path = unfilled(folder / "f", array.nbytes)
+    told: list[str] = []
+    for one in pieces:
+        place_pieces(of({"w": one}), {"w": places}, lambda count: None, written=told.append)
+    assert filled(path, array.nbytes) == parts[1].tobytes() + parts[0].tobytes()
+    assert told == ["w"] * len(pieces)
+    assert not any(first_difference(of({"w": one}), {"w": places}, lambda count: None) for one in pieces)
+
+
 @pytest.mark.parametrize("block", [4, 40, 64, 10**6])
 def test_blocks_of_any_size_make_the_same_file(folder: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     monkeypatch.setattr(placing, "_BLOCK", block)
@@ -96,7 +120,7 @@ def test_small_tensors_that_follow_each_other_are_one_write_and_cut_columns_one_
     vectors: dict[str, Any] = {f"v{number:03d}": counted((10,)) + number for number in range(100)}
     path = unfilled(folder / "e", 4000)
     places = {
-        name: TensorPlace(path=path, begin=len(GAP) + 40 * number, dtype="F32", shape=(10,))
+        name: [TensorPlace(path=path, begin=len(GAP) + 40 * number, dtype="F32", shape=(10,))]
         for number, name in enumerate(vectors)
     }
     tensors = {name: piece(array, (0,), (10,)) for name, array in reversed(vectors.items())}

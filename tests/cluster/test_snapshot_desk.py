@@ -13,7 +13,7 @@ from tidemill import faults
 from tidemill.checkpoint.safetensors_file import TensorFile, checksum
 from tidemill.cluster.remote_shard import RemoteShard
 from tidemill.cluster.snapshot_desk import SnapshotDesk
-from tidemill.contracts.checkpoint import Shard, Snapshot, TensorBytes, TensorPlace
+from tidemill.contracts.checkpoint import Places, Shard, Snapshot, TensorBytes, TensorPlace
 from tidemill.contracts.events import Emit
 from tidemill.contracts.workers import Place
 from tidemill.errors import CheckpointError, WorkerError
@@ -249,9 +249,9 @@ def test_a_writer_that_is_ended_by_more_than_an_error_says_so_and_lets_go(
     assert releases == [1]
 
 
-def place_of(path: Path) -> dict[str, TensorPlace]:
+def place_of(path: Path) -> Places:
     """Of the whole, of which the piece is the first half."""
-    return {"w": TensorPlace(path=path, begin=8, dtype="I64", shape=piece(40).spec.whole)}
+    return {"w": [TensorPlace(path=path, begin=8, dtype="I64", shape=piece(40).spec.whole)]}
 
 
 def test_a_shards_pieces_are_placed_in_a_file_and_compared_by_the_worker(desks: Desks, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import itertools
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from tidemill.contracts.workers import Place
 from tidemill.planning.budget import NO_LIMIT
 from tidemill.residency.manager import LeaseManager
 from tidemill.rollout.dump import read_dump
-from tidemill.testing.tiny import make_tiny_model
+from tidemill.testing.tiny import Family, make_tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -54,12 +54,12 @@ def transformers_log_probs(folder: Path, batch: Batch) -> np.ndarray[Any, Any]:
     return result
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama"])
+@pytest.mark.parametrize("family", get_args(Family))
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_export_speaks_as_the_trainer_of_its_checkpoint(
     base: Path,
-    family: Literal["qwen3", "qwen2", "llama"],
+    family: Family,
     tied: bool,
     dtype: Literal["float32", "bfloat16"],
 ) -> None:

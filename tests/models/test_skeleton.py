@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -9,10 +10,10 @@ from transformers import AutoModelForCausalLM
 
 from tidemill.errors import DataError
 from tidemill.models.skeleton import computed_buffers, model_skeleton
-from tidemill.testing.tiny import make_tiny_model
+from tidemill.testing.tiny import Family, make_tiny_model
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama"])
+@pytest.mark.parametrize("family", get_args(Family))
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_skeleton_takes_no_memory_and_its_buffers_are_those_of_a_loaded_model(tmp_path: Path, family, tied) -> None:
     folder = make_tiny_model(tmp_path, family=family, tied=tied, hidden=32, heads=2, kv_heads=1)

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.checkpoint.safetensors_file import TensorFile
-from tidemill.errors import CheckpointError
+from tidemill.errors import CheckpointError, DataError
+from tidemill.names.naming import Naming
 
 __all__ = ["DTYPES", "BaseModel", "read_base_model"]
 
@@ -37,7 +38,7 @@ _COPIED = (
 
 @dataclass(frozen=True, kw_only=True)
 class BaseModel:
-    """`shapes` by name, in the model's order, tied tensors once; `tied` maps the other names to the one in `shapes`.
+    """`naming` has the names and shapes that a trainer holds, and those that files have.
 
     `copied` are the files, relative to `folder`, that an export takes over byte for byte.
     """
@@ -46,9 +47,18 @@ class BaseModel:
     config: Mapping[str, Any]
     dtype: str
     vocab_size: int
-    shapes: Mapping[str, tuple[int, ...]]
-    tied: Mapping[str, str]
+    naming: Naming
     copied: tuple[Path, ...]
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """By the trainer's name, in the model's order, tied tensors once."""
+        return self.naming.shapes
+
+    @property
+    def tied(self) -> Mapping[str, str]:
+        """The further names of tied tensors, and the one in `shapes` of each."""
+        return self.naming.tied
 
     def config_text(self, dtype: str) -> bytes:
         """config.json for weights of `dtype`: the base's own bytes when they say so already."""
@@ -69,14 +79,13 @@ def read_base_model(folder: Path) -> BaseModel:
         raise CheckpointError(f"cannot export: {folder} is not a readable model folder ({error})") from error
     if not isinstance(config, dict):
         raise CheckpointError(f"cannot export: {folder / 'config.json'} is not a JSON object")
-    vocab_size, shapes, tied = _expected(folder)
+    vocab_size, naming = _expected(folder)
     return BaseModel(
         folder=folder,
         config=config,
         dtype=_dtype(folder, config),
         vocab_size=vocab_size,
-        shapes=shapes,
-        tied=tied,
+        naming=naming,
         copied=copied,
     )
 
@@ -101,9 +110,11 @@ def _dtype(folder: Path, config: Mapping[str, Any]) -> str:
     return "float32"
 
 
-def _expected(folder: Path) -> tuple[int, dict[str, tuple[int, ...]], dict[str, str]]:
+def _expected(folder: Path) -> tuple[int, Naming]:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
+
+    from tidemill.models.naming import model_naming
 
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -111,13 +122,7 @@ def _expected(folder: Path) -> tuple[int, dict[str, tuple[int, ...]], dict[str, 
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise CheckpointError(f"cannot export: transformers builds no model from {folder} ({error})") from error
-    names: dict[int, str] = {}
-    shapes: dict[str, tuple[int, ...]] = {}
-    tied: dict[str, str] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) in names:
-            tied[name] = names[id(tensor)]
-            continue
-        names[id(tensor)] = name
-        shapes[name] = tuple(tensor.shape)
-    return int(config.get_text_config().vocab_size), shapes, tied
+    try:
+        return int(config.get_text_config().vocab_size), model_naming(model)
+    except DataError as error:
+        raise CheckpointError(f"cannot export to a model such as that in {folder}: {error}") from error

@@ -27,7 +27,7 @@ from tidemill.checkpoint.placing import first_difference, place_pieces
 from tidemill.checkpoint.safetensors_file import TensorFile
 from tidemill.checkpoint.stored import MODEL_PREFIX
 from tidemill.checkpoint.together import together
-from tidemill.contracts.checkpoint import Placer, SavedTensor, TensorPlace, TensorSpec
+from tidemill.contracts.checkpoint import Placer, Places, SavedTensor, TensorPlace, TensorSpec
 from tidemill.contracts.events import Emit, Notice, Progress
 from tidemill.errors import CheckpointError, CheckpointRefused, WorkerError
 from tidemill.faults import point
@@ -50,7 +50,7 @@ Advance = Callable[[int], None]
 
 
 class WholeTensors:
-    """Implements Placer over tensors that are whole, by Hugging Face name: what a checkpoint on disk gives."""
+    """Implements Placer over tensors that are whole: what a checkpoint on disk gives."""
 
     def __init__(self, weights: Mapping[str, SavedTensor]) -> None:
         self._pieces = {MODEL_PREFIX + name: (_whole(tensor), tensor) for name, tensor in weights.items()}
@@ -60,11 +60,11 @@ class WholeTensors:
         """See Placer."""
         return {name: spec for name, (spec, _) in self._pieces.items()}
 
-    def place(self, places: Mapping[str, TensorPlace], advance: Advance, *, last: bool = False) -> int:
+    def place(self, places: Places, advance: Advance, *, last: bool = False) -> int:
         """See Placer."""
         return place_pieces(self._pieces, places, advance)
 
-    def differing(self, places: Mapping[str, TensorPlace], advance: Advance) -> str:
+    def differing(self, places: Places, advance: Advance) -> str:
         """See Placer."""
         return first_difference(self._pieces, places, advance)
 
@@ -83,7 +83,7 @@ def export_model(
     emit: Emit,
     shard_bytes: int = SHARD_BYTES,
 ) -> Path:
-    """As `export_pieces`, of whole tensors by Hugging Face name, tied ones once or twice."""
+    """As `export_pieces`, of whole tensors by the trainer's name or Hugging Face names, tied ones once or twice."""
     pieces, model = [WholeTensors(weights)], read_base_model(base)
     return export_pieces(pieces=pieces, model=model, target=target, dtype=dtype, emit=emit, shard_bytes=shard_bytes)
 
@@ -182,7 +182,7 @@ def is_export_of(target: Path, pieces: Sequence[Placer], model: BaseModel, *, dt
         return False
     if {name: (place.dtype, place.shape) for name, place in places.items()} != layout.specs:
         return False
-    wanted = {MODEL_PREFIX + name: place for name, place in places.items()}
+    wanted = _wanted(layout, places)
     return not any(together([partial(one.differing, wanted) for one in pieces], lambda count: None))
 
 
@@ -212,10 +212,9 @@ def _begin_files(work: Path, layout: ExportLayout) -> None:
 
 
 def _place(work: Path, layout: ExportLayout, pieces: Sequence[Placer], advance: Advance, *, last: bool) -> None:
-    places = layout.places(work)
-    wanted = {MODEL_PREFIX + name: place for name, place in places.items()}
+    wanted = _wanted(layout, layout.places(work))
     twice = {
-        MODEL_PREFIX + name: places[kept]
+        MODEL_PREFIX + name: wanted[MODEL_PREFIX + kept]
         for name, kept in layout.model.tied.items()
         if any(MODEL_PREFIX + name in one.specs for one in pieces)
     }
@@ -235,7 +234,11 @@ def _place(work: Path, layout: ExportLayout, pieces: Sequence[Placer], advance: 
 _NOT_SHARED = "exports must lie on a file system that every host of the run shares; choose a folder there"
 
 
-def _check_tied(layout: ExportLayout, pieces: Sequence[Placer], twice: Mapping[str, TensorPlace]) -> None:
+def _wanted(layout: ExportLayout, places: Mapping[str, TensorPlace]) -> Places:
+    return {MODEL_PREFIX + name: several for name, several in layout.placed(places).items()}
+
+
+def _check_tied(layout: ExportLayout, pieces: Sequence[Placer], twice: Places) -> None:
     """Tensors given twice, against the one that was written."""
     kinds = {name: (spec.dtype, spec.whole) for one in pieces for name, spec in one.specs.items()}
     kept = {full: MODEL_PREFIX + layout.model.tied[full.removeprefix(MODEL_PREFIX)] for full in twice}

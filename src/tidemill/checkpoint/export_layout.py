@@ -5,14 +5,15 @@ Names and shapes are compared with the model's own. Tied tensors have one place,
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tidemill.checkpoint.base_model import DTYPES, BaseModel
 from tidemill.checkpoint.safetensors_header import ITEM_BYTES, lay_out, pack_header
 from tidemill.contracts.checkpoint import TensorPlace
 from tidemill.errors import CheckpointError
+from tidemill.names.naming import Cut, whole
 
 __all__ = ["INDEX", "SHARD_BYTES", "ExportFile", "ExportLayout", "Specs", "lay_out_export"]
 
@@ -20,7 +21,7 @@ SHARD_BYTES = 5_000_000_000
 INDEX = "model.safetensors.index.json"
 
 Specs = Mapping[str, tuple[str, tuple[int, ...]]]
-"""Dtype, by safetensors' name, and shape of each tensor by its Hugging Face name."""
+"""Dtype, by safetensors' name, and shape of each tensor by its name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +36,15 @@ class ExportFile:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportLayout:
-    """`specs` are the tensors as they will be, `dtype` the precision of those that are floats."""
+    """`specs` are the tensors as they will be, by Hugging Face name, `dtype` the precision of those that are floats.
+
+    `cuts` has, by the name of each tensor that was given, what it is written as.
+    """
 
     model: BaseModel
     dtype: str
     specs: Specs
+    cuts: Mapping[str, Sequence[Cut]]
     files: tuple[ExportFile, ...]
     texts: Mapping[str, bytes]
 
@@ -55,7 +60,7 @@ class ExportLayout:
         return copied + sum(file.bytes for file in self.files) + sum(len(text) for text in self.texts.values())
 
     def places(self, folder: Path) -> dict[str, TensorPlace]:
-        """Of every tensor, in files of `folder`."""
+        """Of every tensor, by Hugging Face name, in files of `folder`."""
         return {
             name: TensorPlace(
                 path=folder / file.name, begin=begin, dtype=self.specs[name][0], shape=self.specs[name][1]
@@ -64,13 +69,24 @@ class ExportLayout:
             for name, begin in file.begins.items()
         }
 
+    def placed(self, places: Mapping[str, TensorPlace]) -> dict[str, Sequence[TensorPlace]]:
+        """Places by Hugging Face name as those of the tensors that were given."""
+        return {
+            name: [replace(places[cut.name], shape=cut.box, start=cut.start) for cut in cuts]
+            for name, cuts in self.cuts.items()
+        }
+
 
 def lay_out_export(weights: Specs, model: BaseModel, *, dtype: str, shard_bytes: int = SHARD_BYTES) -> ExportLayout:
-    """The folder for `weights`, in `dtype`; "auto" is the base's own. Raises CheckpointError on any disagreement."""
+    """The folder for `weights`, in `dtype`; "auto" is the base's own. Raises CheckpointError on any disagreement.
+
+    A weight has the trainer's name or its Hugging Face names.
+    """
     chosen = model.dtype if dtype == "auto" else dtype
     if chosen not in DTYPES:
         raise CheckpointError(f"cannot export as {dtype!r}: use auto, {', '.join(DTYPES)}")
-    specs = _specs(weights, model, DTYPES[chosen])
+    cuts = _cuts(weights, model)
+    specs = _specs(weights, cuts, DTYPES[chosen])
     shards = _shards(specs, shard_bytes)
     count = len(shards)
     names = [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
@@ -83,7 +99,7 @@ def lay_out_export(weights: Specs, model: BaseModel, *, dtype: str, shard_bytes:
         # In the model's order, which is that of the shards.
         held = {name: file.name for file, shard in zip(files, shards, strict=True) for name in shard}
         texts[INDEX] = json.dumps({"metadata": {"total_size": total}, "weight_map": held}, indent=2).encode()
-    return ExportLayout(model=model, dtype=chosen, specs=specs, files=files, texts=texts)
+    return ExportLayout(model=model, dtype=chosen, specs=specs, cuts=cuts, files=files, texts=texts)
 
 
 def _file(name: str, specs: Specs) -> ExportFile:
@@ -93,26 +109,40 @@ def _file(name: str, specs: Specs) -> ExportFile:
     return ExportFile(name=name, header=header, bytes=len(header) + (slots[-1].end if slots else 0), begins=begins)
 
 
-def _specs(weights: Specs, model: BaseModel, dtype: str) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Dtype and shape of each tensor to write, in the model's order. Raises CheckpointError on any disagreement."""
-    missing = sorted(set(model.shapes) - set(weights))
-    unexpected = sorted(set(weights) - set(model.shapes) - set(model.tied))
+def _cuts(weights: Specs, model: BaseModel) -> dict[str, Sequence[Cut]]:
+    """What each weight is written as, in the model's order. Raises CheckpointError on any disagreement."""
+    cuts: dict[str, Sequence[Cut]] = {}
+    missing: list[str] = []
+    for name in model.shapes:
+        parts = model.naming.cuts(name)
+        apart = [cut.name for cut in parts if cut.name in weights and name not in weights]
+        cuts |= {name: parts} if not apart else {cut.name: (whole(cut.name, cut.shape),) for cut in parts}
+        missing += [one for one in ([cut.name for cut in parts] if apart else [name]) if one not in weights]
+    unexpected = sorted(set(weights) - set(cuts) - set(model.tied))
     if missing or unexpected:
         raise CheckpointError(
             f"cannot export: the weights do not fit the model in {model.folder}: {len(missing)} missing "
-            f"({', '.join(missing[:3]) or 'none'}), {len(unexpected)} unexpected "
+            f"({', '.join(sorted(missing)[:3]) or 'none'}), {len(unexpected)} unexpected "
             f"({', '.join(unexpected[:3]) or 'none'})"
         )
-    specs: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for name, shape in model.shapes.items():
-        held_dtype, held = weights[name]
+    shapes = dict(model.shapes) | {cut.name: cut.shape for cut in model.naming.names.values() if cut.name in cuts}
+    for name in cuts:
+        held, shape = weights[name][1], shapes[name]
         padded = held[:1] > (model.vocab_size,) == shape[:1] and held[1:] == shape[1:]
         if held != shape and not padded:
             raise CheckpointError(
                 f"cannot export: {name} has shape {list(held)}, the model in {model.folder} wants {list(shape)}"
             )
-        specs[name] = (dtype if held_dtype in DTYPES.values() else held_dtype, shape)
-    return specs
+    return cuts
+
+
+def _specs(weights: Specs, cuts: Mapping[str, Sequence[Cut]], dtype: str) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Dtype and shape of each tensor to write, in the model's order."""
+    return {
+        cut.name: (dtype if weights[name][0] in DTYPES.values() else weights[name][0], cut.shape)
+        for name, parts in cuts.items()
+        for cut in parts
+    }
 
 
 def _size(spec: tuple[str, tuple[int, ...]]) -> int:

@@ -9,12 +9,14 @@ so that host memory beyond what is given is two blocks.
 
 import itertools
 import math
+import operator
 import os
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 from tidemill.checkpoint.durable import sync
 from tidemill.checkpoint.safetensors_header import ITEM_BYTES
-from tidemill.contracts.checkpoint import SavedTensor, TensorPlace, TensorSpec, stretches
+from tidemill.contracts.checkpoint import Places, SavedTensor, TensorPlace, TensorSpec, stretches
 from tidemill.faults import point
 
 __all__ = ["Pieces", "first_difference", "place_pieces"]
@@ -33,7 +35,7 @@ def _nobody(name: str) -> None:
 
 def place_pieces(
     pieces: Pieces,
-    places: Mapping[str, TensorPlace],
+    places: Places,
     advance: Callable[[int], None],
     *,
     written: Callable[[str], None] = _nobody,
@@ -44,14 +46,17 @@ def place_pieces(
     OSError.
     """
     total = 0
-    for path, names in _by_file(pieces, places):
+    left = {name: len(places[name]) for name in places.keys() & pieces.keys()}
+    for path, found in _by_file(pieces, places):
         descriptor = os.open(path, os.O_WRONLY)
         try:
             runs = _Runs(descriptor, advance)
-            for name in names:
-                for at, data in _runs(*pieces[name], places[name]):
+            for name, place in found:
+                for at, data in _runs(*pieces[name], place):
                     runs.put(at, data)
-                written(name)
+                left[name] -= 1
+                if not left[name]:
+                    written(name)
             runs.flush()
             total += runs.written
             sync(descriptor, fault="export.fsync-file")
@@ -60,16 +65,16 @@ def place_pieces(
     return total
 
 
-def first_difference(pieces: Pieces, places: Mapping[str, TensorPlace], advance: Callable[[int], None]) -> str:
+def first_difference(pieces: Pieces, places: Places, advance: Callable[[int], None]) -> str:
     """The first tensor of which a file holds something else than `place_pieces` would write; "" when there is none.
 
     `advance` is told of bytes compared and may raise to stop. Raises OSError.
     """
-    for path, names in _by_file(pieces, places):
+    for path, found in _by_file(pieces, places):
         descriptor = os.open(path, os.O_RDONLY)
         try:
-            for name in names:
-                for at, data in _runs(*pieces[name], places[name]):
+            for name, place in found:
+                for at, data in _runs(*pieces[name], place):
                     if os.pread(descriptor, len(data), at) != data:
                         return name
                     advance(len(data))
@@ -78,11 +83,12 @@ def first_difference(pieces: Pieces, places: Mapping[str, TensorPlace], advance:
     return ""
 
 
-def _by_file(pieces: Pieces, places: Mapping[str, TensorPlace]) -> Iterator[tuple[os.PathLike[str], list[str]]]:
-    """Files with the tensors in them that have a piece here, in the order in which they lie there."""
-    found = sorted(places.keys() & pieces.keys(), key=lambda name: (places[name].path, places[name].begin))
-    for path, names in itertools.groupby(found, key=lambda name: places[name].path):
-        yield path, list(names)
+def _by_file(pieces: Pieces, places: Places) -> Iterator[tuple[Path, list[tuple[str, TensorPlace]]]]:
+    """Files with the boxes in them of tensors that have a piece here, in the order in which they lie there."""
+    found = [(name, place) for name in places.keys() & pieces.keys() for place in places[name]]
+    found.sort(key=lambda item: (item[1].path, item[1].begin))
+    for path, boxes in itertools.groupby(found, key=lambda item: item[1].path):
+        yield path, list(boxes)
 
 
 class _Runs:
@@ -122,13 +128,16 @@ class _Runs:
 
 def _runs(spec: TensorSpec, tensor: SavedTensor, place: TensorPlace) -> Iterator[tuple[int, memoryview]]:
     """Where in the file which bytes of the piece go."""
-    ends = (min(at + size, all_) for at, size, all_ in zip(spec.offset, spec.shape, place.shape, strict=True))
-    shape = tuple(max(0, end - at) for at, end in zip(spec.offset, ends, strict=True))
+    begin = place.start or (0,) * len(place.shape)
+    # Where what the box and the piece share begins in the whole, and how large that is.
+    first = tuple(map(max, spec.offset, begin))
+    ends = map(min, map(operator.add, spec.offset, spec.shape), map(operator.add, begin, place.shape))
+    shape = tuple(max(0, end - at) for at, end in zip(first, ends, strict=True))
     item = ITEM_BYTES[place.dtype]
     for offset, block in _blocks(shape, max(ITEM_BYTES[spec.dtype], item)):
-        data = _cast(tensor.read(offset, block), spec.dtype, place.dtype)
-        whole = tuple(mine + at for mine, at in zip(spec.offset, offset, strict=True))
-        starts, stretch = stretches(place.shape, whole, block, item=item)
+        shared = tuple(map(operator.add, first, offset))
+        data = _cast(tensor.read(tuple(map(operator.sub, shared, spec.offset)), block), spec.dtype, place.dtype)
+        starts, stretch = stretches(place.shape, tuple(map(operator.sub, shared, begin)), block, item=item)
         for number, start in enumerate(starts):
             yield place.begin + start, data[number * stretch : (number + 1) * stretch]
 

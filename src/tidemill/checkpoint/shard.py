@@ -8,7 +8,7 @@ from pathlib import Path
 from tidemill.checkpoint.placing import first_difference, place_pieces
 from tidemill.checkpoint.safetensors_file import slots_of, write_tensors
 from tidemill.checkpoint.safetensors_header import Slot, pack_header
-from tidemill.contracts.checkpoint import HeldTensor, Shard, TensorPlace, TensorSpec, WrittenFile
+from tidemill.contracts.checkpoint import HeldTensor, Places, Shard, TensorSpec, WrittenFile
 
 __all__ = ["FileLayout", "LocalShard", "layout_of", "write_shard"]
 
@@ -104,14 +104,14 @@ class LocalShard:
         """See Shard."""
         return LocalShard({name: tensor for name, tensor in self._tensors.items() if name in names})
 
-    def place(self, places: Mapping[str, TensorPlace], advance: Callable[[int], None], *, last: bool = False) -> int:
+    def place(self, places: Places, advance: Callable[[int], None], *, last: bool = False) -> int:
         """See Placer."""
         written = self._written if last else _nobody
         for name in self._tensors.keys() - places.keys():
             written(name)
         return place_pieces(self._pieces(), places, advance, written=written)
 
-    def differing(self, places: Mapping[str, TensorPlace], advance: Callable[[int], None]) -> str:
+    def differing(self, places: Places, advance: Callable[[int], None]) -> str:
         """See Placer."""
         return first_difference(self._pieces(), places, advance)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tidemill.cluster.failures import raise_failure
 from tidemill.cluster.snapshot_desk import Writing
-from tidemill.contracts.checkpoint import Shard, TensorPlace, TensorSpec, WrittenFile
+from tidemill.contracts.checkpoint import Places, Shard, TensorSpec, WrittenFile
 from tidemill.contracts.workers import WorkerGroup
 from tidemill.errors import CheckpointError
 
@@ -49,13 +49,13 @@ class RemoteShard:
         specs = {name: spec for name, spec in self._specs.items() if name in names}
         return RemoteShard(self._group, worker=self._worker, token=self._token, specs=specs, deadline=self._deadline)
 
-    def place(self, places: Mapping[str, TensorPlace], advance: Callable[[int], None], *, last: bool = False) -> int:
+    def place(self, places: Places, advance: Callable[[int], None], *, last: bool = False) -> int:
         """See Placer."""
         mine = {name: place for name, place in places.items() if name in self._specs}
         count: int = self._follow("place_shard", advance, "its files", mine, last)
         return count
 
-    def differing(self, places: Mapping[str, TensorPlace], advance: Callable[[int], None]) -> str:
+    def differing(self, places: Places, advance: Callable[[int], None]) -> str:
         """See Placer."""
         mine = {name: place for name, place in places.items() if name in self._specs}
         name: str = self._follow("compare_shard", advance, "its files", mine)

@@ -5,7 +5,7 @@ stepping, never stands behind a disk.
 """
 
 import threading
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 
 from tidemill.checkpoint.shard import FileLayout, LocalShard
 from tidemill.cluster.worker import Failure, failure_of
-from tidemill.contracts.checkpoint import Snapshot, TensorPlace, WrittenFile
+from tidemill.contracts.checkpoint import Places, Snapshot, WrittenFile
 from tidemill.errors import CheckpointError
 
 __all__ = ["SnapshotDesk", "Writing"]
@@ -86,11 +86,11 @@ class SnapshotDesk:
 
         self._begin(token, str(path), work)
 
-    def place(self, token: int, places: Mapping[str, TensorPlace], last: bool) -> None:
+    def place(self, token: int, places: Places, last: bool) -> None:
         """Begin to write its pieces to their places in files that are there; see Placer. As `write` otherwise."""
         self._begin(token, _where(places), lambda shard, job: shard.place(places, job.advance, last=last))
 
-    def compare(self, token: int, places: Mapping[str, TensorPlace]) -> None:
+    def compare(self, token: int, places: Places) -> None:
         """Begin to look for a difference; see Placer. As `write` otherwise."""
         self._begin(token, _where(places), lambda shard, job: shard.differing(places, job.advance))
 
@@ -153,8 +153,8 @@ class SnapshotDesk:
             held.snapshot.release()
 
 
-def _where(places: Mapping[str, TensorPlace]) -> str:
-    return ", ".join(sorted({str(place.path) for place in places.values()}))
+def _where(places: Places) -> str:
+    return ", ".join(sorted({str(place.path) for several in places.values() for place in several}))
 
 
 def _ended(what: str, by: BaseException) -> CheckpointError:

@@ -16,7 +16,7 @@ from tidemill.cluster.tenant_service import TenantService
 from tidemill.cluster.weight_sender import Carrier, WeightSender
 from tidemill.contracts.algorithm import Loss
 from tidemill.contracts.batch import Batch, StepReport
-from tidemill.contracts.checkpoint import Saved, TensorPlace, TensorSpec
+from tidemill.contracts.checkpoint import Places, Saved, TensorSpec
 from tidemill.contracts.events import Emit
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.trainer import RankTrainer
@@ -168,11 +168,11 @@ class TrainerService(TenantService):
         """See SnapshotDesk."""
         self._desk.write(token, path, last, names)
 
-    def place_shard(self, token: int, places: Mapping[str, TensorPlace], last: bool) -> None:
+    def place_shard(self, token: int, places: Places, last: bool) -> None:
         """See SnapshotDesk."""
         self._desk.place(token, places, last)
 
-    def compare_shard(self, token: int, places: Mapping[str, TensorPlace]) -> None:
+    def compare_shard(self, token: int, places: Places) -> None:
         """See SnapshotDesk."""
         self._desk.compare(token, places)
 

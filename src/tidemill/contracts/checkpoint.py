@@ -12,6 +12,7 @@ __all__ = [
     "Checkpointer",
     "HeldTensor",
     "Placer",
+    "Places",
     "Saved",
     "SavedTensor",
     "Shard",
@@ -169,15 +170,21 @@ class WrittenFile:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorPlace:
-    """Where a whole tensor lies in a file: row-major from byte `begin`, its elements cast to `dtype`.
+    """Where a box of a tensor lies in a file: row-major from byte `begin`, its elements cast to `dtype`.
 
-    `shape` is that of the whole, or smaller: what lies beyond it has no place.
+    The box has `shape` and begins at `start` in the whole, at the beginning without one. What is in no box of a tensor
+    has no place.
     """
 
     path: Path
     begin: int
     dtype: str
     shape: tuple[int, ...]
+    start: tuple[int, ...] = ()
+
+
+Places = Mapping[str, Sequence[TensorPlace]]
+"""By a tensor's name where its boxes lie: one that is all of it, or as many as it is cut into."""
 
 
 class Placer(Protocol):
@@ -188,7 +195,7 @@ class Placer(Protocol):
         """Each piece by the name of its tensor."""
         ...
 
-    def place(self, places: Mapping[str, TensorPlace], advance: Callable[[int], None], *, last: bool = False) -> int:
+    def place(self, places: Places, advance: Callable[[int], None], *, last: bool = False) -> int:
         """Write its pieces of the tensors in `places` into files that are there, durably; how many bytes those are.
 
         Nothing else of the files is touched. `last`: nothing of it is read any more, not even when this fails, and each
@@ -196,7 +203,7 @@ class Placer(Protocol):
         """
         ...
 
-    def differing(self, places: Mapping[str, TensorPlace], advance: Callable[[int], None]) -> str:
+    def differing(self, places: Places, advance: Callable[[int], None]) -> str:
         """The first tensor of which the files hold something else than `place` would write; "" when there is none."""
         ...
 

@@ -15,7 +15,7 @@ __all__ = ["computed_buffers", "model_skeleton"]
 def model_skeleton(folder: Path, dtype: torch.dtype) -> Any:
     """A causal language model on the meta device, in eval mode, tied as its config says, without dropout.
 
-    Raises DataError.
+    Attention goes through torch's own kernels, except where scores are capped, which these cannot. Raises DataError.
     """
     config_file = folder / "config.json"
     if not config_file.is_file():
@@ -24,9 +24,10 @@ def model_skeleton(folder: Path, dtype: torch.dtype) -> Any:
         json.loads(config_file.read_text(encoding="utf-8"))
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         config.attention_dropout = 0.0
+        capped = config.to_dict().get("attn_logit_softcapping") is not None
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(
-                config, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False
+                config, dtype=dtype, attn_implementation="eager" if capped else "sdpa", trust_remote_code=False
             )
     except (ValueError, KeyError, OSError) as error:
         raise DataError(
@@ -41,12 +42,16 @@ def computed_buffers(model: Any) -> dict[str, torch.Tensor]:
     """Every buffer that the model computes instead of storing (rotary frequencies), on CPU, by its full name.
 
     On the meta device they were never computed, and no file holds them. The modules that own them are built once
-    more, for real: they take the config and are small. Raises DataError for a buffer that cannot be had this way.
+    more, for real: they take the config and are small. Embeddings that scale know by what. Raises DataError for a
+    buffer that cannot be had this way.
     """
     buffers: dict[str, torch.Tensor] = {}
     for path, module in model.named_modules():
         names = [name for name, _ in module.named_buffers(recurse=False)]
         if not names:
+            continue
+        if names == ["embed_scale"] and "scalar_embed_scale" in vars(module):
+            buffers[f"{path}.embed_scale"] = torch.tensor(module.scalar_embed_scale)
             continue
         try:
             fresh = type(module)(config=model.config)

@@ -39,7 +39,7 @@ class WeightReader(Protocol):
 class Wanted:
     """Rows of a tensor of shape `whole`, from row `start` on, to be cast and copied into `tensor`.
 
-    `names` are those that it may be stored under: a tied tensor has several.
+    `names` are those that it may be stored under: a tied tensor has several. Without rows it is wanted by another rank.
     """
 
     names: tuple[str, ...]

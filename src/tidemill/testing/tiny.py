@@ -11,14 +11,7 @@ from typing import Any, Literal
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    AutoModelForCausalLM,
-    GenerationConfig,
-    LlamaConfig,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen3Config,
-)
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
 __all__ = [
     "BOS_ID",
@@ -26,6 +19,7 @@ __all__ = [
     "PAD_ID",
     "UNK_ID",
     "Alphabet",
+    "Family",
     "make_tiny_model",
     "make_tiny_tokenizer",
     "scripted_weights",
@@ -33,12 +27,28 @@ __all__ = [
 ]
 
 Alphabet = Literal["characters", "bytes"]
+Family = Literal["qwen3", "qwen2", "llama", "mistral", "qwen3_moe", "gemma", "gemma2", "gemma3_text"]
 
 PAD_ID, BOS_ID, EOS_ID, UNK_ID = 0, 1, 2, 3
 _SPECIAL = {"<pad>": PAD_ID, "<bos>": BOS_ID, "<eos>": EOS_ID, "<unk>": UNK_ID}
 _CONTEXT = 2048
 _CHARACTERS = "0123456789+-*/=><,.:;?!()[]{} \nabcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_#'\"|&^%$@\\~`"
-_CONFIGS: dict[str, Any] = {"qwen3": Qwen3Config, "qwen2": Qwen2Config, "llama": LlamaConfig}
+# Windows are shorter than what tests generate, so that they are seen to be kept to.
+_MORE: Mapping[str, Mapping[str, Any]] = {
+    "mistral": {"sliding_window": 16},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True, "mlp_only_layers": [0]},
+    "gemma": {"hidden_activation": "gelu_pytorch_tanh"},
+    "gemma2": {"sliding_window": 16, "query_pre_attn_scalar": 16},
+    "gemma3_text": {
+        "sliding_window": 16,
+        "query_pre_attn_scalar": 16,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 1_000_000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        },
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+}
 
 
 def _character_tokenizer() -> Tokenizer:
@@ -84,7 +94,7 @@ def make_tiny_tokenizer(alphabet: Alphabet = "characters") -> Any:
 def make_tiny_model(
     folder: Path,
     *,
-    family: Literal["qwen3", "qwen2", "llama"] = "qwen3",
+    family: Family = "qwen3",
     tied: bool = True,
     hidden: int = 128,
     layers: int = 2,
@@ -98,24 +108,29 @@ def make_tiny_model(
 ) -> Path:
     """`folder`, filled with config, generation config, safetensors and tokenizer; equal arguments give equal weights.
 
-    `intermediate` is three times `hidden` unless given. The caller's random state is left alone.
+    Of a mixture of experts the first layer is a dense one; gemma3_text has two layers. `intermediate`, of an expert
+    too, is three times `hidden` unless given. The caller's random state is left alone.
     """
     tokenizer = make_tiny_tokenizer(alphabet)
-    config = _CONFIGS[family](
-        vocab_size=len(tokenizer),
-        hidden_size=hidden,
-        intermediate_size=3 * hidden if intermediate is None else intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=hidden // heads,
-        max_position_embeddings=context,
-        tie_word_embeddings=tied,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        pad_token_id=PAD_ID,
-        bos_token_id=BOS_ID,
-        eos_token_id=EOS_ID,
-    )
+    width = 3 * hidden if intermediate is None else intermediate
+    sizes: dict[str, Any] = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": hidden,
+        "intermediate_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": hidden // heads,
+        "max_position_embeddings": context,
+        "tie_word_embeddings": tied,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "pad_token_id": PAD_ID,
+        "bos_token_id": BOS_ID,
+        "eos_token_id": EOS_ID,
+    }
+    if family == "qwen3_moe":
+        sizes["moe_intermediate_size"] = width
+    config = CONFIG_MAPPING[family](**(sizes | dict(_MORE.get(family, {}))))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ from tidemill.checkpoint.shard import LocalShard
 from tidemill.contracts.checkpoint import Placer, TensorBytes
 from tidemill.contracts.events import ignore
 from tidemill.testing.suites.trainer_case import awake, ragged_batch
-from tidemill.testing.tiny import make_tiny_model
+from tidemill.testing.tiny import Family, make_tiny_model
 from tidemill.trainers.fsdp.trainer import FsdpTrainer
 
 CLIP = ClipLoss(low=0.2, high=0.2)
@@ -44,7 +44,9 @@ def trained(trainer: FsdpTrainer, steps: int = 2) -> FsdpTrainer:
 
 
 @pytest.mark.parametrize("base_dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("family", "tied"), [("qwen3", True), ("llama", False), ("qwen2", True)])
+@pytest.mark.parametrize(
+    ("family", "tied"), [*((family, True) for family in get_args(Family)), ("llama", False), ("qwen3_moe", False)]
+)
 def test_log_probs_of_an_export_are_those_of_the_trainer_bit_by_bit(
     make_fsdp_trainer: MakeFsdpTrainer, tmp_path: Path, family: Any, tied: bool, base_dtype: Any
 ) -> None:
@@ -64,14 +66,16 @@ def test_log_probs_of_an_export_are_those_of_the_trainer_bit_by_bit(
     assert {tensor.dtype for tensor in held.values()} == {getattr(torch, base_dtype)}
     assert all(torch.equal(held[name], tensor.to(held[name].dtype)) for name, tensor in exact.items())
     assert ("lm_head.weight" in held) == (not tied)
+    assert not any("experts.gate_up_proj" in name for name in held)
 
 
 @pytest.mark.parametrize("base_dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
 def test_an_export_of_what_was_never_trained_is_the_base_tensor_by_tensor(
-    make_fsdp_trainer: MakeFsdpTrainer, tmp_path: Path, tied: bool, base_dtype: Any
+    make_fsdp_trainer: MakeFsdpTrainer, tmp_path: Path, family: Any, tied: bool, base_dtype: Any
 ) -> None:
-    base = make_tiny_model(tmp_path / "base", tied=tied, hidden=32, heads=4, kv_heads=2, dtype=base_dtype)
+    base = make_tiny_model(tmp_path / "base", family=family, tied=tied, hidden=32, heads=4, kv_heads=2, dtype=base_dtype)
     trainer = make_fsdp_trainer(model=base)
     with awake(trainer):
         snapshot = trainer.snapshot()

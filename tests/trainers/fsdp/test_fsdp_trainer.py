@@ -52,6 +52,16 @@ class TestFsdpTrainerWithMinibatchesOfAnUntiedBfloat16Llama(TrainerSuite):
         return CLIP
 
 
+class TestFsdpTrainerOfAMixtureOfExperts(TrainerSuite):
+    @pytest.fixture
+    def make_trainer(self, make_fsdp_trainer: MakeFsdpTrainer, tiny_models: Callable[..., Path]) -> MakeTrainer:
+        return lambda: make_fsdp_trainer(model=tiny_models("qwen3_moe"), minibatches=2, recompute=True)
+
+    @pytest.fixture
+    def loss(self) -> Loss:
+        return CLIP
+
+
 class TestFsdpTrainerAsATenant(TenantSuite):
     @pytest.fixture
     def tenant(self, make_fsdp_trainer: MakeFsdpTrainer) -> Tenant:

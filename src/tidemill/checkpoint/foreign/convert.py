@@ -3,6 +3,7 @@
 Names and shapes are those of a base model, or nothing is written. Written as an export is: whole, or not at all.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tidemill.checkpoint.foreign.sources import Source, open_bins, open_dcp
 from tidemill.config.tokenizer_files import holds_a_tokenizer
 from tidemill.contracts.events import Emit
 from tidemill.errors import CheckpointError, CheckpointRefused, ConfigError
+from tidemill.names.naming import Naming
 
 __all__ = ["Converted", "convert"]
 
@@ -41,7 +43,7 @@ def convert(
     opened: Source = open_dcp(source) if kind == "dcp" else open_bins(source)
     try:
         model = read_base_model(model_folder)
-        found, names = matched(opened.shapes, list(model.shapes), model.tied, prefix)
+        found, names = matched(opened.shapes, _wanted(opened.shapes, model.naming), model.tied, prefix)
         held = opened.tensors(list(names.values()))
         weights = {name: held[there] for name, there in names.items()}
         export_model(weights=weights, base=model_folder, target=target, dtype=dtype, emit=emit)
@@ -51,6 +53,12 @@ def convert(
         raise CheckpointError(f"cannot convert {source}: {_reason(error)}") from None
     left = sorted(set(opened.shapes) - set(names.values()))
     return Converted(folder=target, prefix=found, tensors=len(names), notices=tuple(_notices(left, target)))
+
+
+def _wanted(names: Collection[str], naming: Naming) -> list[str]:
+    """What to look for among `names`: tensors as files have them apart, if one is there, or as memory joins them."""
+    apart = {cut.name for cut in naming.names.values()} - naming.shapes.keys()
+    return list(naming.names) if any(name.endswith(tuple(apart)) for name in names) else list(naming.shapes)
 
 
 def _base(kind: str, source: Path, base: Path | None) -> Path:

@@ -24,7 +24,7 @@ from tidemill.engines.common.requests import Limits, check_requests, check_sampl
 from tidemill.engines.common.sampling import row_keys, uniforms
 from tidemill.engines.common.stopping import NoStopStrings, StopStrings, end_ids
 from tidemill.engines.transformers.decode import decode
-from tidemill.engines.transformers.live_weights import LiveWeights, stored_weights
+from tidemill.engines.transformers.live_weights import LiveWeights
 from tidemill.errors import EngineError, ResidencyError
 from tidemill.models.skeleton import model_skeleton
 from tidemill.residency.gate import TenantGate
@@ -200,10 +200,7 @@ class TransformersEngine:
     def load_pretrained(self, version: PolicyVersion) -> None:
         """Load the model folder's own weights as `version`: for use without a trainer."""
         self.begin_update()
-        wanted = frozenset(self._weights.names)
-        # A tied tensor may lie in the file under both of its names.
-        tied = {name for name, _ in self._model.named_parameters(remove_duplicate=False)} - wanted
-        self.load_weights((name, tensor) for name, tensor in stored_weights(self._folder) if name not in tied)
+        self.load_weights(self._weights.stored(self._folder))
         self.publish(version)
 
     def _need(self, part: Part, doing: str) -> None:

@@ -13,6 +13,7 @@ import torch
 from safetensors import safe_open
 
 from tidemill.errors import DataError, ResidencyError, WeightSyncError
+from tidemill.models.naming import model_naming
 from tidemill.models.skeleton import computed_buffers
 from tidemill.residency.device_memory import check_not_lent
 from tidemill.residency.leaks import Kept, own
@@ -21,7 +22,7 @@ from tidemill.weights.copying import copy_weight
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["LiveWeights", "stored_weights"]
+__all__ = ["LiveWeights"]
 
 # Where CUDA's allocator would put a tensor of its own; vectorised loads rely on it.
 _ALIGNMENT = 256
@@ -32,9 +33,9 @@ class LiveWeights:
 
     def __init__(self, *, model: Any, device: torch.device, dtype: torch.dtype) -> None:
         self._model = model
+        self._naming = model_naming(model)
         self._buffers = computed_buffers(model)
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-        self._names = dict.fromkeys(shapes)
         self._layout: dict[str, tuple[int, torch.dtype, torch.Size]] = {}
         self.nbytes = 0
         for name, shape in shapes.items():
@@ -43,6 +44,7 @@ class LiveWeights:
             self._place(name, buffer.dtype, buffer.shape)
         self._slab = torch.empty(0, dtype=torch.uint8, device=device)
         self._views: dict[str, Tensor] = {}
+        self._weights: dict[str, Tensor] = {}
         self._arrived: set[str] = set()
         own(self)
 
@@ -68,6 +70,7 @@ class LiveWeights:
                 setattr(module, name, parameters[id(parameter)])
             for name, _ in list(module.named_buffers(recurse=False)):
                 setattr(module, name, views[f"{path}.{name}"])
+        self._weights = dict(self._naming.split_all((name, views[name]) for name in self._naming.shapes))
         self._views = views
 
     @property
@@ -78,7 +81,7 @@ class LiveWeights:
     @property
     def names(self) -> tuple[str, ...]:
         """Hugging Face names of all weights, tied ones once."""
-        return tuple(self._names)
+        return tuple(self._naming.names)
 
     @property
     def host_bytes(self) -> int:
@@ -128,13 +131,13 @@ class LiveWeights:
         """
         with torch.no_grad():
             for name, tensor in tensors:
-                if name not in self._names or name in self._arrived:
+                if name not in self._naming.names or name in self._arrived:
                     why = "it came twice" if name in self._arrived else "it has no weight of that name"
                     raise WeightSyncError(
                         f"cannot load {name} into the engine: {why}; trainer and engine must be built from the same "
                         f"model folder, and tied weights come once"
                     )
-                view = self._views[name]
+                view = self._weights[name]
                 if tensor.shape != view.shape:
                     raise WeightSyncError(
                         f"cannot load {name} into the engine: it came as {tuple(tensor.shape)} and should be "
@@ -145,15 +148,41 @@ class LiveWeights:
 
     def missing(self) -> tuple[str, ...]:
         """Names of the weights that have not come since `begin`."""
-        return tuple(name for name in self._names if name not in self._arrived)
+        return tuple(name for name in self._naming.names if name not in self._arrived)
 
     def views(self) -> "Mapping[str, Tensor]":
         """Every weight, by name, as it lies in the slab."""
-        return {name: self._views[name] for name in self._names}
+        return dict(self._weights)
+
+    def stored(self, folder: Path) -> "Iterator[tuple[str, Tensor]]":
+        """The folder's weights under the names that `load` takes, read one after the other.
+
+        A tied tensor may lie there under any of its names, or under several: then the one that is kept counts. What
+        memory joins may be joined there too. Raises DataError when there are no files.
+        """
+        there = frozenset(_stored_names(folder))
+        for name, tensor in _stored_weights(folder):
+            kept = self._naming.tied.get(name, name)
+            if kept != name and kept in there:
+                continue
+            if tuple(tensor.shape) == self._naming.shapes.get(kept):
+                yield from self._naming.split(kept, tensor)
+            else:
+                yield name, tensor
 
 
-def stored_weights(folder: Path) -> "Iterator[tuple[str, Tensor]]":
-    """Every tensor in the folder's safetensors files. Raises DataError when there are none."""
+def _stored_weights(folder: Path) -> "Iterator[tuple[str, Tensor]]":
+    for tensors in _stored_files(folder):
+        for name in tensors.keys():  # noqa: SIM118  (safe_open is no mapping)
+            yield name, tensors.get_tensor(name)
+
+
+def _stored_names(folder: Path) -> Iterator[str]:
+    for tensors in _stored_files(folder):
+        yield from tensors.keys()
+
+
+def _stored_files(folder: Path) -> Iterator[Any]:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise DataError(
@@ -161,8 +190,7 @@ def stored_weights(folder: Path) -> "Iterator[tuple[str, Tensor]]":
         )
     for file in files:
         with safe_open(file, framework="pt", device="cpu") as tensors:
-            for name in tensors.keys():  # noqa: SIM118  (safe_open is no mapping)
-                yield name, tensors.get_tensor(name)
+            yield tensors
 
 
 def _aligned(size: int) -> int:

@@ -8,11 +8,11 @@ import numpy as np
 
 from tidemill.checkpoint.shard import LocalShard, write_shard
 from tidemill.contracts.checkpoint import (
+    Places,
     SavedTensor,
     Shard,
     Snapshot,
     TensorBytes,
-    TensorPlace,
     TensorSpec,
     WrittenFile,
 )
@@ -109,10 +109,10 @@ class _Elsewhere:
         """See Shard."""
         return LocalShard(self._pieces).some(names)
 
-    def place(self, places: Mapping[str, TensorPlace], advance: Callable[[int], None], *, last: bool = False) -> int:
+    def place(self, places: Places, advance: Callable[[int], None], *, last: bool = False) -> int:
         """See Placer."""
         return LocalShard(self._pieces).place(places, advance)
 
-    def differing(self, places: Mapping[str, TensorPlace], advance: Callable[[int], None]) -> str:
+    def differing(self, places: Places, advance: Callable[[int], None]) -> str:
         """See Placer."""
         return LocalShard(self._pieces).differing(places, advance)

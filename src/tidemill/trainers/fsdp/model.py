@@ -5,8 +5,9 @@ predicted from, `V` words.
 """
 
 import contextlib
+import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,8 +17,10 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from tidemill.errors import DataError, TrainerError
+from tidemill.models.naming import model_naming
 from tidemill.models.skeleton import computed_buffers, model_skeleton
 from tidemill.models.stored import Wanted, WeightReader, fill, open_weights
+from tidemill.names.naming import Naming
 from tidemill.trainers.common.logprobs import token_logprobs
 from tidemill.trainers.common.padding import PaddedRows
 from tidemill.trainers.fsdp.pieces import local, whole_and_offset
@@ -25,21 +28,26 @@ from tidemill.trainers.fsdp.pieces import local, whole_and_offset
 __all__ = ["ComputeDtype", "PolicyModel", "Predictor", "load_predictor"]
 
 ComputeDtype = Literal["float32", "bfloat16"]
-_MODEL_TYPES = ("llama", "qwen2", "qwen3")
+_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text")
 
 
 class Predictor(nn.Module):
-    """Logits at chosen places only. One module for the whole pass: hooks on it see all that is computed."""
+    """Logits at chosen places only. One module for the whole pass: hooks on it see all that is computed.
+
+    `naming` is of the whole model, which may be cut afterwards.
+    """
 
     def __init__(self, network: Any) -> None:
         super().__init__()
         self.network = network
+        self.naming = model_naming(network)
+        self._cap: float = network.config.to_dict().get("final_logit_softcapping") or math.inf
 
     def forward(self, input_ids: Int64[Tensor, "B T"], places: Int64[Tensor, " M"]) -> Float[Tensor, "M V"]:
         """`places` are of the flattened rectangle. Only these meet the word matrix: prompts cost no logits."""
         hidden = self.network.get_decoder()(input_ids=input_ids, use_cache=False).last_hidden_state
         logits: Tensor = self.network.get_output_embeddings()(hidden.flatten(0, 1).index_select(0, places))
-        return logits
+        return logits if self._cap == math.inf else torch.tanh(logits / self._cap) * self._cap
 
 
 class PolicyModel:
@@ -106,7 +114,8 @@ def load_predictor(
     shard(predictor)
     with open_weights(folder) as reader:
         _materialise(predictor, device)
-        fill(folder, read(reader), _wanted(network))
+        opened = read(reader)
+        fill(folder, opened, _wanted(network, predictor.naming, opened.shapes()))
     return predictor.train()
 
 
@@ -121,14 +130,21 @@ def _materialise(predictor: Predictor, device: torch.device) -> None:
         buffer.copy_(buffers[name])
 
 
-def _wanted(network: nn.Module) -> list[Wanted]:
-    names: dict[Tensor, list[str]] = {}
-    for name, parameter in network.named_parameters(remove_duplicate=False):
-        names.setdefault(parameter, []).append(name)
+def _wanted(network: nn.Module, naming: Naming, stored: Collection[str]) -> list[Wanted]:
+    """This rank's rows of every tensor, as files have them; one that is joined in the files too is taken as it is."""
+    also: dict[str, list[str]] = {}
+    for name, kept in naming.tied.items():
+        also.setdefault(kept, []).append(name)
     found = []
-    for tensor, known in names.items():
+    for name, tensor in network.named_parameters():
         whole, offset = whole_and_offset(tensor)
-        found.append(Wanted(names=tuple(known), whole=whole, start=offset[0], tensor=local(tensor)))
+        mine = local(tensor)
+        if name in stored:
+            found.append(Wanted(names=(name, *also.get(name, ())), whole=whole, start=offset[0], tensor=mine))
+            continue
+        for part in naming.overlaps(name, offset, tuple(mine.shape)):
+            names = (part.cut.name, *also.get(name, ()))
+            found.append(Wanted(names=names, whole=part.cut.shape, start=part.offset[0], tensor=part.view(mine)))
     return found
 
 
