@@ -70,6 +70,7 @@ CHAINS = {
     ],
     "a rank that learns": [
         "trainer-1/worker.update@8",
+        "trainer-0/worker.log_probs",
         "trainer-0/worker.load",
         "trainer-1/trainer.update@2",
         "trainer-0/worker.take_snapshot",
@@ -122,7 +123,6 @@ CHAINS = {
 _NO_POINT = "it is asked without the trainer's or the engine's gate, which is what passes points"
 NEVER = {
     "worker.changes": "asked only after ranks failed differently",
-    "worker.log_probs": "the loss of the run takes the engine's",
     "worker.load_pretrained": "only `tidemill rollout` has no trainer to get weights from",
     "worker.abandon_shard": _NO_POINT,
     "worker.answered": _NO_POINT,
