@@ -154,6 +154,7 @@ class Story:
             "policy/lr": 5e-5,
             "policy/clip_fraction": abs(noise(0, 0.01)),
             "mismatch/logprob_abs_mean": 0.008 + abs(noise(0, 0.002)),
+            "mismatch/logprob_abs_p99": 0.05 + abs(noise(0, 0.01)),
             "rollout/tokens_mean": 9 + noise(0, 0.3),
             "batch/tokens": 1152,
         }

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,8 @@ def test_what_was_learned_from_comes_back_whole_with_its_advantages(tmp_path: Pa
     assert found.sampling == {"temperature": 0.6, "top_p": 1.0, "top_k": 0.0}
     first, second = event.groups[0].trajectories
     assert found.advantages == {first.id: 1.0, second.id: -1.0}
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["trainer_logprobs"] for line in lines] == [[-1.0, -1.0]] * 2
 
 
 def test_a_step_done_again_after_a_resume_replaces_its_file(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from tidemill.recorders.page.apart import apart_rows
 from tidemill.recorders.page.curves import curves, result_name
 from tidemill.recorders.page.moments import moments
 from tidemill.recorders.page.picked import picked
@@ -70,6 +71,7 @@ def render(run: Path) -> str:
         plan=plan_rows(plan, numbers.timings),
         planned=plan_caption(plan),
         checkpoints=checkpoint_rows(saves),
+        apart=apart_rows(run),
         notices=notice_items(notices),
         warnings=_count(sum(event.get("level") == "warning" for event in notices), "warning"),
         settings=setting_rows(manifest.get("settings")),

@@ -14,7 +14,7 @@ _CHARTS = (
     ("loss", "Loss", ("policy/loss",), ""),
     ("gradient", "Gradient norm", ("policy/grad_norm",), ""),
     ("kl", "KL to the sampling policy", ("policy/kl",), "nats"),
-    ("mismatch", "Log-prob mismatch", ("mismatch/logprob_abs_mean",), "nats"),
+    ("mismatch", "Log-prob mismatch", ("mismatch/logprob_abs_mean", "mismatch/logprob_abs_p99"), "nats"),
     ("length", "Answer length", ("rollout/tokens_mean",), "tokens"),
     ("rate", "Learning rate", ("policy/lr",), ""),
 )

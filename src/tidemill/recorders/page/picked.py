@@ -7,7 +7,7 @@ from tidemill.recorders.lines import heads
 from tidemill.recorders.page.source import number_of, select_lines
 from tidemill.recorders.text import cut, visible
 
-__all__ = ["picked"]
+__all__ = ["picked", "spread"]
 
 _STEPS = 40
 _CHARACTERS = 900_000
@@ -21,13 +21,14 @@ def picked(run: Path) -> list[dict[str, Any]]:
     for kind, step, _ in heads(path):
         if kind in steps:
             steps[kind][step] = None
-    wanted = {kind: frozenset(_spread(list(found), _STEPS)) for kind, found in steps.items()}
+    wanted = {kind: frozenset(spread(list(found), _STEPS)) for kind, found in steps.items()}
     lines = list(select_lines(path, wanted))
     limit = max(200, min(3000, _CHARACTERS // max(1, 2 * len(lines))))
     return [_sample(line, limit) for line in lines]
 
 
-def _spread(steps: list[int], most: int) -> list[int]:
+def spread(steps: list[int], most: int) -> list[int]:
+    """At most so many of them, evenly, the first and the last among them."""
     if len(steps) <= most:
         return steps
     return [steps[round(i * (len(steps) - 1) / (most - 1))] for i in range(most)]
