@@ -1,10 +1,12 @@
 """The engine's log-probs of what it sampled are the trainer's, at every temperature, when updates change nothing."""
 
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from tidemill.algorithms.grpo import Grpo
@@ -17,9 +19,10 @@ from tidemill.contracts.state import PolicyVersion
 from tidemill.contracts.workers import Place
 from tidemill.engines.transformers.engine import TransformersEngine
 from tidemill.residency.manager import LeaseManager
-from tidemill.testing.tiny import make_tiny_model
+from tidemill.testing.tiny import Family, make_tiny_model
 from tidemill.trainers.common.schedule import PhaseSettings
 from tidemill.trainers.fsdp.trainer import FsdpTrainer
+from tidemill.weights.checksum import checksums
 from tidemill.weights.direct import DirectWeightSync
 
 NO_LEARNING = PhaseSettings(
@@ -134,6 +137,29 @@ def test_log_probs_of_sampled_tokens_agree_over_updates_at_learning_rate_zero(fo
         assert report.metrics["policy/ratio"] == pytest.approx(1.0, abs=TOLERANCE)
         assert report.metrics["policy/clip_fraction"] == 0.0
         assert report.metrics["policy/grad_norm"] > 0.0
+
+
+@pytest.mark.parametrize("family", get_args(Family))
+def test_every_kind_of_model_is_handed_over_and_speaks_in_the_engine_as_in_the_trainer(
+    tmp_path: Path, family: Family
+) -> None:
+    """Names and bytes by checksum, then what is computed with them; answers outgrow the window of who has one."""
+    pair = Pair(make_tiny_model(tmp_path / "model", family=family, hidden=32, heads=4, kv_heads=2))
+    pair.hand_over(0)
+    with pair.residency.awake(pair.trainer):
+        assert {name for name, _ in pair.trainer.named_weights()} == pair.trainer.weight_specs().keys()
+        specs = {name: shape for name, (_, shape) in pair.trainer.weight_specs().items()}
+    stored = load_file(tmp_path / "model" / "model.safetensors")
+    assert specs == {name: tuple(tensor.shape) for name, tensor in stored.items()}
+    with pair.residency.awake(pair.engine):
+        handed = dict(pair.engine.weight_checksums())
+        pair.engine.load_pretrained(PolicyVersion(1, 1))
+        assert pair.engine.weight_checksums() == handed == checksums(stored.items())
+    batch = pair.batch(1, 1.0, claimed=1.0)
+    assert np.diff(batch.offsets).max() > 16
+    with pair.residency.awake(pair.trainer):
+        again = pair.trainer.log_probs(batch)
+    assert np.abs(again - batch.logprobs)[batch.loss_mask].max() < TOLERANCE
 
 
 def test_an_update_at_learning_rate_zero_leaves_every_bit_of_the_engines_weights(folder: Path) -> None:

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from tidemill.errors import DataError
 
-__all__ = ["StoredWeights", "Wanted", "WeightReader", "fill", "open_weights"]
+__all__ = ["COMPUTED", "StoredWeights", "Wanted", "WeightReader", "fill", "open_weights"]
 
 _DTYPES = {"F64", "F32", "F16", "BF16"}
-# Buffers that old files hold and that models have long computed by themselves.
-_COMPUTED = "rotary_emb.inv_freq"
+COMPUTED = "rotary_emb.inv_freq"
+"""How the names end of buffers that old files hold, and that models have long computed by themselves."""
 
 
 class WeightReader(Protocol):
@@ -114,7 +114,7 @@ def _check(
     pairs = list(zip(wanted, sources, strict=True))
     wrong = {
         "missing": [item.names[0] for item, source in pairs if not source],
-        "unexpected": [name for name in shapes if name not in known and not name.endswith(_COMPUTED)],
+        "unexpected": [name for name in shapes if name not in known and not name.endswith(COMPUTED)],
         "mismatched": [source for item, source in pairs if source and shapes[source] != item.whole],
     }
     found = [f"{len(names)} {how} ({min(names)} ...)" for how, names in wrong.items() if names]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.trainers.fsdp.rank_service import Groups
-from transformers import AutoModelForCausalLM, Qwen3Config
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from tidemill.contracts.events import ignore
 from tidemill.contracts.workers import Place
@@ -76,27 +76,39 @@ def make_fsdp_trainer(tiny_models: Callable[..., Path]) -> MakeFsdpTrainer:
 
 
 @pytest.fixture(scope="session")
-def uneven_models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Path]:
-    """Folder of a model that no number of ranks divides: 33 words, and feed-forward layers of 5 rows."""
-    made: dict[bool, Path] = {}
+def uneven_models(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Folder of a model that no number of ranks divides: 33 words, feed-forward layers of 5 rows.
 
-    def get(tied: bool) -> Path:
-        if tied not in made:
-            config = Qwen3Config(
-                vocab_size=33,
-                hidden_size=24,
-                intermediate_size=5,
-                num_hidden_layers=2,
-                num_attention_heads=3,
-                num_key_value_heads=1,
-                head_dim=8,
-                max_position_embeddings=256,
-                tie_word_embeddings=tied,
-            )
+    `family` "qwen3_moe" has 3 experts of width 8 in its last layer, two for each token: products of groups take rows of
+    whole 16 bytes only.
+    """
+    made: dict[tuple[bool, str], Path] = {}
+
+    def get(tied: bool, family: str = "qwen3") -> Path:
+        if (tied, family) not in made:
+            sizes: dict[str, Any] = {
+                "vocab_size": 33,
+                "hidden_size": 24,
+                "intermediate_size": 5,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 3,
+                "num_key_value_heads": 1,
+                "head_dim": 8,
+                "max_position_embeddings": 256,
+                "tie_word_embeddings": tied,
+            }
+            if family == "qwen3_moe":
+                sizes |= {
+                    "moe_intermediate_size": 8,
+                    "num_experts": 3,
+                    "num_experts_per_tok": 2,
+                    "mlp_only_layers": [0],
+                }
+            config = CONFIG_MAPPING[family](**sizes)
             torch.manual_seed(3)
-            made[tied] = tmp_path_factory.mktemp("uneven")
-            AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(made[tied])
-        return made[tied]
+            made[tied, family] = tmp_path_factory.mktemp("uneven")
+            AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(made[tied, family])
+        return made[tied, family]
 
     return get
 

@@ -75,7 +75,9 @@ def test_log_probs_of_an_export_are_those_of_the_trainer_bit_by_bit(
 def test_an_export_of_what_was_never_trained_is_the_base_tensor_by_tensor(
     make_fsdp_trainer: MakeFsdpTrainer, tmp_path: Path, family: Any, tied: bool, base_dtype: Any
 ) -> None:
-    base = make_tiny_model(tmp_path / "base", family=family, tied=tied, hidden=32, heads=4, kv_heads=2, dtype=base_dtype)
+    base = make_tiny_model(
+        tmp_path / "base", family=family, tied=tied, hidden=32, heads=4, kv_heads=2, dtype=base_dtype
+    )
     trainer = make_fsdp_trainer(model=base)
     with awake(trainer):
         snapshot = trainer.snapshot()
@@ -112,16 +114,18 @@ def watching(monkeypatch: pytest.MonkeyPatch) -> Iterator[Written]:
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(("ranks", "replicas"), [(2, 1), (4, 2), (4, 1)])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
 def test_several_ranks_write_what_one_does_and_each_byte_once(
     groups: Groups,
-    uneven_models: Callable[[bool], Path],
+    uneven_models: Callable[..., Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     ranks: int,
     replicas: int,
     tied: bool,
+    family: str,
 ) -> None:
-    base = uneven_models(tied)
+    base = uneven_models(tied, family)
     group = groups.start(base, ranks, replicas=replicas)
     for seed in range(2):
         group.step(ragged_batch(seed=seed, rows=6, longest=20), CLIP)

@@ -85,6 +85,13 @@ def test_ranks_compute_what_one_rank_does(groups: Groups, uneven_models: Uneven,
     agree(alone(uneven_models(tied), **changes), groups.start(uneven_models(tied), ranks, **changes))
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_that_share_experts_compute_what_one_rank_does(groups: Groups, uneven_models: Any, ranks: int) -> None:
+    """Three of them: one of two ranks has two, and one of four none."""
+    folder = uneven_models(False, "qwen3_moe")
+    agree(alone(folder, recompute=True), groups.start(folder, ranks, recompute=True))
+
+
 @pytest.mark.parametrize("replicas", [2, 4])
 def test_copies_of_the_model_compute_what_one_rank_does(groups: Groups, uneven_models: Uneven, replicas: int) -> None:
     changes = {"minibatches": 2, "max_grad_norm": 0.05}

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from tests.trainers.fsdp.rank_service import Groups, RankGroup, alone, joined
 from transformers import AutoModelForCausalLM
 
@@ -76,6 +77,19 @@ def test_a_rank_reads_and_holds_its_own_rows_and_no_other(groups: Groups, uneven
     total = alone(folder).footprints()
     for rank in group.call("footprints"):
         assert rank["GRADS"] <= 0.31 * total["GRADS"]
+
+
+def test_ranks_read_their_own_experts_and_hand_all_of_them_out(groups: Groups, uneven_models: Any) -> None:
+    folder = uneven_models(False, "qwen3_moe")
+    group, stored = groups.start(folder, 4), load_file(folder / "model.safetensors")
+    read = group.call("rows_read", folder)
+    for number in range(3):
+        name = f"model.layers.1.mlp.experts.{number}.up_proj.weight"
+        assert [rank.get(name, 0) for rank in read] == [8 * (rank == number) for rank in range(4)]
+    assert group.agreed("specs") == {name: ("F32", tuple(tensor.shape)) for name, tensor in stored.items()}
+    found = group.weights()
+    assert found.keys() == stored.keys()
+    assert all((found[name] == tensor.numpy()).all() for name, tensor in stored.items())
 
 
 @pytest.mark.parametrize(("ranks", "replicas"), [(2, 1), (4, 1), (4, 2), (4, 4)])

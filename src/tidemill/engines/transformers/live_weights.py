@@ -15,6 +15,7 @@ from safetensors import safe_open
 from tidemill.errors import DataError, ResidencyError, WeightSyncError
 from tidemill.models.naming import model_naming
 from tidemill.models.skeleton import computed_buffers
+from tidemill.models.stored import COMPUTED
 from tidemill.residency.device_memory import check_not_lent
 from tidemill.residency.leaks import Kept, own
 from tidemill.weights.copying import copy_weight
@@ -163,7 +164,7 @@ class LiveWeights:
         there = frozenset(_stored_names(folder))
         for name, tensor in _stored_weights(folder):
             kept = self._naming.tied.get(name, name)
-            if kept != name and kept in there:
+            if name.endswith(COMPUTED) or (kept != name and kept in there):
                 continue
             if tuple(tensor.shape) == self._naming.shapes.get(kept):
                 yield from self._naming.split(kept, tensor)
