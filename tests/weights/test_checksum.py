@@ -1,79 +1,43 @@
 """Checksums of tensors (`tidemill.weights.checksum`)."""
 
+import importlib.util
+
 import pytest
 import torch
 
 from tidemill.weights import checksum as module
-from tidemill.weights.checksum import checksum, word_sum
-
-MASK, SPREAD = (1 << 64) - 1, 0x9E3779B97F4A7C15
-
-
-def fold(word: int) -> int:
-    return word ^ word >> 32
+from tidemill.weights.checksum import Checksums, checksum, checksums
+from tidemill.weights.word_sums import word_sum
 
 
-def weight(position: int) -> int:
-    return (fold((position + 1) * SPREAD & MASK) * SPREAD & MASK) | 1
-
-
-def slow_word_sum(tensor: torch.Tensor, chunk: int) -> int:
-    """The same in Python's integers."""
-    raw = bytes(tensor.contiguous().view(-1).view(torch.uint8).tolist())
-    raw += bytes(-len(raw) % 4)
-    words = [int.from_bytes(raw[i : i + 4], "little", signed=True) for i in range(0, len(raw), 4)]
-    total = tensor.numel()
-    for start in range(0, len(words), chunk):
-        part = sum(word * weight(i) for i, word in enumerate(words[start : start + chunk]))
-        total = (total * SPREAD + part) & MASK
-    return total
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
-@pytest.mark.parametrize("shape", [(), (0,), (1,), (7,), (8, 9), (3, 5, 7)])
-def test_the_word_sum_is_the_one_of_pythons_integers(
-    dtype: torch.dtype, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_CHUNK", 5)
-    tensor = (torch.randn(shape, generator=torch.Generator().manual_seed(1)) * 100).to(dtype)
-    assert word_sum(tensor) == slow_word_sum(tensor, 5)
-
-
-@pytest.mark.parametrize("function", [checksum, word_sum])
-def test_equal_bytes_have_equal_checksums_whatever_the_strides(function) -> None:
+def test_equal_bytes_have_equal_checksums_whatever_the_strides() -> None:
     base = torch.randn(6, 10)
-    assert function(base.t()) == function(base.t().contiguous())
-    assert function(base[1:, 3:]) == function(base[1:, 3:].clone())
-    assert function(base.view(-1)[1:]) == function(base.view(-1)[1:].clone())
+    assert checksum(base.t()) == checksum(base.t().contiguous())
+    assert checksum(base[1:, 3:]) == checksum(base[1:, 3:].clone())
+    assert checksum(base.view(-1)[1:]) == checksum(base.view(-1)[1:].clone())
 
 
-@pytest.mark.parametrize("function", [checksum, word_sum])
-def test_every_single_bit_counts(function) -> None:
+def test_every_single_bit_counts() -> None:
     tensor = torch.randn(33)
-    before = function(tensor)
     bits = tensor.view(torch.int32)
-    seen = {before}
+    seen = {checksum(tensor)}
     for element in range(33):
         for bit in range(32):
             bits[element] ^= 1 << bit
-            seen.add(function(tensor))
+            seen.add(checksum(tensor))
             bits[element] ^= 1 << bit
     assert len(seen) == 1 + 33 * 32
-    assert function(tensor) == before
 
 
-@pytest.mark.parametrize("function", [checksum, word_sum])
-def test_swapped_rows_and_swapped_halves_of_a_word_are_noticed(function) -> None:
+def test_swapped_rows_and_swapped_halves_of_a_word_are_noticed() -> None:
     tensor = torch.randn(16, 4)
     swapped = tensor[torch.tensor([1, 0, *range(2, 16)])]
-    halves = tensor.view(-1, 2).flip(1)
-    assert len({function(tensor), function(swapped), function(halves)}) == 3
+    assert len({checksum(tensor), checksum(swapped), checksum(tensor.view(-1, 2).flip(1))}) == 3
 
 
-@pytest.mark.parametrize("function", [checksum, word_sum])
-def test_the_sign_of_zero_and_the_payload_of_nan_count(function) -> None:
-    assert function(torch.tensor([0.0])) != function(torch.tensor([-0.0]))
-    assert function(torch.tensor([float("nan")])) == function(torch.tensor([float("nan")]))
+def test_the_sign_of_zero_and_the_payload_of_nan_count() -> None:
+    assert checksum(torch.tensor([0.0])) != checksum(torch.tensor([-0.0]))
+    assert checksum(torch.tensor([float("nan")])) == checksum(torch.tensor([float("nan")]))
 
 
 def test_a_checksum_does_not_pin_the_storage_that_it_reads() -> None:
@@ -82,16 +46,65 @@ def test_a_checksum_does_not_pin_the_storage_that_it_reads() -> None:
     assert tensor.untyped_storage().resizable()
 
 
-def test_any_two_flipped_signs_give_a_checksum_of_their_own() -> None:
-    tensor = torch.randn(64)
-    seen = {word_sum(tensor)}
-    for first in range(64):
-        for second in range(first):
-            flipped = tensor.clone()
-            flipped[[first, second]] *= -1.0
-            seen.add(word_sum(flipped))
-    assert len(seen) == 1 + 64 * 63 // 2
+def test_checksums_come_in_order_as_of_the_dtype_asked_for_and_are_forgotten() -> None:
+    tensors = {name: torch.randn(5) for name in "cab"}
+    sums = Checksums()
+    for name, tensor in tensors.items():
+        sums.add(name, tensor, torch.bfloat16)
+    assert list(sums.take().items()) == [(name, checksum(tensor.bfloat16())) for name, tensor in tensors.items()]
+    assert sums.take() == {}
 
 
-def test_zeros_of_different_lengths_differ() -> None:
-    assert len({word_sum(torch.zeros(n)) for n in range(20)}) == 20
+class _Elsewhere(torch.Tensor):
+    """A tensor that says that it is not on a CPU."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device("cuda", 0)
+
+
+def test_what_waits_for_its_sum_is_summed_before_it_is_too_much_to_keep(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[list[float]] = []
+
+    def sums(tensors, dtypes):
+        launched.append([float(tensor.as_subclass(torch.Tensor)[0]) for tensor in tensors])
+        return torch.arange(len(tensors))
+
+    monkeypatch.setattr(module, "_sums", lambda: sums)
+    monkeypatch.setattr(module, "_WAITING", 100)
+    waiting = Checksums()
+    for number in range(7):
+        tensor = torch.full((10,), float(number)).as_subclass(_Elsewhere)
+        tensor.detach = lambda own=tensor: own  # type: ignore[method-assign]
+        waiting.add(str(number), tensor, torch.float32)
+    assert launched == [[0, 1, 2], [3, 4, 5]]
+    assert list(waiting.take()) == [str(number) for number in range(7)]
+    assert launched[2:] == [[6]]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("fast", [True, False])
+def test_on_a_gpu_they_are_the_sums_of_words_with_and_without_triton(
+    fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module._sums.cache_clear()
+    if not fast:
+        find = importlib.util.find_spec
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "triton" else find(name))
+    try:
+        assert module._sums() is (module._fast_sums if fast else module._slow_sums)
+        tensors = {
+            "cast": torch.randn(1000, 33, device="cuda"),
+            "across": torch.randn(64, 32, device="cuda").t(),
+            "anywhere": torch.randn(1001, device="cuda")[1:],
+            "half": torch.randn(77, device="cuda").half(),
+            "nothing": torch.empty(0, 4, device="cuda"),
+        }
+        sums = Checksums()
+        for name, tensor in tensors.items():
+            sums.add(name, tensor, torch.bfloat16)
+        assert sums.take() == {name: word_sum(tensor.bfloat16()) for name, tensor in tensors.items()}
+        assert checksums(tensors.items()) == {name: word_sum(tensor) for name, tensor in tensors.items()}
+    finally:
+        module._sums.cache_clear()

@@ -120,19 +120,24 @@ class _Packing:
     def add(self, entry: Entry, tensor: "Tensor") -> None:
         if not self._entries:
             self._flat = self._staging.buffer(tensor.device)
-        self._sums.add(entry.name, write(self._flat, entry, tensor))
+        view = write(self._flat, entry, tensor)
+        self._sums.add(entry.name, view, view.dtype)
         self._entries.append(entry)
 
     def parcel(self) -> Parcel:
         entries, self._entries = tuple(self._entries), []
+        # The buffer is written again: whatever waits for its checksum must have been read.
+        self._sums.queue()
         self._flat = torch.empty(0, dtype=torch.uint8)
         used = entries[-1].start + entries[-1].nbytes if entries else 0
         return Parcel(entries=entries, payload=self._staging.payload(used))
 
     def close(self) -> Mapping[str, int]:
-        self._flat = torch.empty(0, dtype=torch.uint8)
-        self._staging.close()
-        return self._sums.take()
+        try:
+            return self._sums.take()
+        finally:
+            self._flat = torch.empty(0, dtype=torch.uint8)
+            self._staging.close()
 
 
 class _Passing:

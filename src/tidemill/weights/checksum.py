@@ -1,23 +1,27 @@
 """A number that says whether two tensors hold the same bytes.
 
 On a CPU xxh3 of the bytes. On an accelerator a weighted sum of 32-bit words modulo 2^64, computed where the tensor is,
-since eight bytes cross the bus rather than the tensor. All weights are odd, so no change of a single word goes unseen.
-Only checksums from the same kind of device can be compared.
+since eight bytes cross the bus rather than the tensor: in one launch for many tensors where Triton works, else in plain
+PyTorch, equal bit for bit. Only checksums from the same kind of device can be compared.
 """
 
 import ctypes
-from collections.abc import Iterable
+import functools
+import importlib.util
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 import xxhash
 
-__all__ = ["Checksums", "checksum", "checksums", "word_sum"]
+from tidemill.weights.word_sums import finished, word_sums
 
-# 2^64 divided by the golden ratio, as a signed number: the weights of neighbouring words differ in every bit.
-_SPREAD = 0x9E3779B97F4A7C15 - (1 << 64)
-_LOW = (1 << 32) - 1
-# Words summed at once: bounds the device memory that this takes to 64 MiB.
-_CHUNK = 1 << 22
+__all__ = ["Checksums", "checksum", "checksums"]
+
+# Bytes of tensors that may wait for their sum, and so be kept alive for it: some launches for a whole model.
+_WAITING = 512 << 20
+
+_Sums = Callable[[Sequence[torch.Tensor], Sequence[torch.dtype]], torch.Tensor]
 
 
 def checksum(tensor: torch.Tensor) -> int:
@@ -26,10 +30,10 @@ def checksum(tensor: torch.Tensor) -> int:
 
 
 def checksums(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, int]:
-    """Of each, by name."""
+    """Of each, by name. A tensor must stay as it is until this returns."""
     sums = Checksums()
     for name, tensor in tensors:
-        sums.add(name, tensor)
+        sums.add(name, tensor, tensor.dtype)
     return sums.take()
 
 
@@ -37,79 +41,79 @@ class Checksums:
     """Checksums of many tensors. An accelerator is asked once, for all of them: each question waits for its queue."""
 
     def __init__(self) -> None:
+        self._order: dict[str, int] = {}
         self._known: dict[str, int] = {}
-        self._queued: dict[str, _Sum] = {}
-        self._weights: dict[torch.device, torch.Tensor] = {}
+        self._waiting: list[tuple[str, torch.Tensor, torch.dtype]] = []
+        self._waiting_bytes = 0
+        self._queued: list[tuple[list[tuple[str, int]], torch.Tensor]] = []
 
-    def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Of `tensor` as it is now; what changes it later must be queued on the same stream."""
-        flat = tensor.detach().contiguous().view(-1)
-        if flat.device.type == "cpu":
-            self._known[name] = _of_bytes(flat)
-        else:
-            self._queued[name] = _Sum(flat, self._weights_on(flat.device))
+    def add(self, name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
+        """Of `tensor` as it would be in `dtype`. It is read by the next `queue` or `take`, or before: until then it is
+        kept alive, and must not be changed.
+        """
+        self._order[name] = len(self._order)
+        if tensor.device.type == "cpu":
+            self._known[name] = _of_bytes(tensor.detach().to(dtype).contiguous())
+            return
+        self._waiting.append((name, tensor.detach(), dtype))
+        self._waiting_bytes += tensor.nbytes
+        if self._waiting_bytes > _WAITING:
+            self.queue()
+
+    def queue(self) -> None:
+        """What was added may be changed from now on, by what is queued on the same stream."""
+        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        for device in dict.fromkeys(tensor.device for _, tensor, _ in waiting):
+            here = [one for one in waiting if one[1].device == device]
+            sizes = [(name, tensor.numel() * dtype.itemsize) for name, tensor, dtype in here]
+            self._queued.append((sizes, _sums()([tensor for _, tensor, _ in here], [dtype for _, _, dtype in here])))
 
     def take(self) -> dict[str, int]:
-        """All of them, in the order in which they came; forgets them."""
-        order = [*self._known, *self._queued]
-        parts = [part for queued in self._queued.values() for part in queued.parts]
-        values = iter(torch.stack(parts).tolist() if parts else ())
-        found = self._known | {name: queued.total(values) for name, queued in self._queued.items()}
-        self._known, self._queued, self._weights = {}, {}, {}
+        """All of them, in the order in which they came; forgets them. Waits for the device."""
+        self.queue()
+        found = self._known
+        for sizes, sums in self._queued:
+            found |= {name: finished(total, size) for (name, size), total in zip(sizes, sums.tolist(), strict=True)}
+        order, self._order, self._known, self._queued = self._order, {}, {}, []
         return {name: found[name] for name in order}
 
-    def _weights_on(self, device: torch.device) -> torch.Tensor:
-        if device not in self._weights:
-            self._weights[device] = _weights(_CHUNK, device)
-        return self._weights[device]
+
+@functools.cache
+def _sums() -> _Sums:
+    """How to sum on accelerators: by the kernel, if a first try of it works."""
+    if importlib.util.find_spec("triton") is None:
+        return _slow_sums
+    from tidemill.weights.word_kernel import kernel_sums
+
+    try:
+        probe = torch.arange(5, dtype=torch.int32, device="cuda")
+        works = torch.equal(kernel_sums([probe], [probe.dtype]), word_sums([probe]))
+        reason = "its sums are wrong"
+    except Exception as error:
+        works, reason = False, f"{type(error).__name__}: {error}"
+    if not works:
+        warnings.warn(
+            f"checksums of weights take several times as long: Triton cannot be used ({reason})", stacklevel=2
+        )
+        return _slow_sums
+    return _fast_sums
 
 
-def word_sum(tensor: torch.Tensor) -> int:
-    """The sum for accelerators, of any tensor: word `i` of a chunk times an odd weight; chunks are chained likewise."""
-    words = -(-tensor.numel() * tensor.element_size() // 4)
-    summed = _Sum(tensor, _weights(min(_CHUNK, words), tensor.device))
-    return summed.total(iter(int(part) for part in summed.parts))
+def _fast_sums(tensors: Sequence[torch.Tensor], dtypes: Sequence[torch.dtype]) -> torch.Tensor:
+    from tidemill.weights.word_kernel import can_cast, kernel_sums
+
+    ready = [
+        tensor if can_cast(tensor, dtype) else tensor.to(dtype).contiguous()
+        for tensor, dtype in zip(tensors, dtypes, strict=True)
+    ]
+    return kernel_sums(ready, dtypes)
 
 
-class _Sum:
-    """The sums of a tensor's chunks, each a number on its device."""
-
-    def __init__(self, tensor: torch.Tensor, weights: torch.Tensor) -> None:
-        self.elements = tensor.numel()
-        words = _words(tensor)
-        # Most tensors are one chunk, and there are hundreds in a sync: no step more than it takes.
-        chunks = (words,) if 0 < len(words) <= _CHUNK else torch.split(words, _CHUNK)
-        self.parts = [torch.mul(chunk, weights[: len(chunk)]).sum() for chunk in chunks if len(chunk)]
-
-    def total(self, values: Iterable[int]) -> int:
-        """Chained, once the sums are known: takes as many of `values` as there are parts."""
-        total = self.elements
-        for _, value in zip(self.parts, values, strict=False):
-            total = (total * _SPREAD + value) % (1 << 64)
-        return total
+def _slow_sums(tensors: Sequence[torch.Tensor], dtypes: Sequence[torch.dtype]) -> torch.Tensor:
+    return word_sums([tensor.to(dtype) for tensor, dtype in zip(tensors, dtypes, strict=True)])
 
 
-def _of_bytes(flat: torch.Tensor) -> int:
+def _of_bytes(tensor: torch.Tensor) -> int:
     # By address: `Tensor.numpy` would make the storage impossible to release for ever after.
-    return xxhash.xxh3_64_intdigest((ctypes.c_char * flat.nbytes).from_address(flat.data_ptr()) if flat.nbytes else b"")
-
-
-def _weights(count: int, device: torch.device) -> torch.Tensor:
-    # Not linear in the position: else changes at positions of equal sum would look alike.
-    counted = torch.arange(1, count + 1, dtype=torch.int64, device=device).mul_(_SPREAD)
-    folded = counted.bitwise_right_shift(32).bitwise_and_(_LOW).bitwise_xor_(counted)
-    return folded.mul_(_SPREAD).bitwise_or_(1)
-
-
-def _words(tensor: torch.Tensor) -> torch.Tensor:
-    """Flat int32, the last one padded with zeros."""
-    flat = tensor.detach().contiguous().view(-1)
-    if flat.nbytes % 4 == 0 and flat.storage_offset() * flat.element_size() % 4 == 0 and flat.numel():
-        return flat.view(torch.int32)
-    raw = flat.view(torch.uint8)
-    rest = raw.numel() % 4
-    if rest or raw.storage_offset() % 4:
-        padded = torch.zeros(raw.numel() + (4 - rest) % 4, dtype=torch.uint8, device=raw.device)
-        padded[: raw.numel()] = raw
-        raw = padded
-    return raw.view(torch.int32)
+    size = tensor.nbytes
+    return xxhash.xxh3_64_intdigest((ctypes.c_char * size).from_address(tensor.data_ptr()) if size else b"")

@@ -53,7 +53,6 @@ def _sending(trainer: WeightSource, dtype: torch.dtype, sent: Checksums) -> Iter
         faults.point("weights.send.tensor")
         if name in names:
             raise WeightSyncError(f"the trainer hands out two weights named {name!r}")
-        # The cast is for the checksum alone and gone at once: an engine may look at all tensors before it copies.
         names.add(name)
-        sent.add(name, tensor.detach().to(dtype))
+        sent.add(name, tensor, dtype)
         yield name, tensor.detach()
