@@ -1,15 +1,18 @@
 """Every kind of model that the trainer knows goes through a whole run, and comes out as transformers reads it."""
 
 import itertools
+import json
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from tests.crash.small_run import STEPS, prepare, recipe
+from tests.crash.small_run import start as started
 from tidemill.app.build import build_algorithm, build_trainer
 from tidemill.checkpoint.catalog import newest
 from tidemill.cli.main import main
@@ -21,6 +24,10 @@ from tidemill.planning.budget import NO_LIMIT
 from tidemill.residency.manager import LeaseManager
 from tidemill.rollout.dump import read_dump
 from tidemill.testing.tiny import Family, make_tiny_model
+
+LIMIT = 180.0
+MISMATCH = "mismatch/logprob_abs_max"
+SPAWNED = "cluster.use=tidemill.testing.spawned_cluster:SpawnedClusterSettings"
 
 
 @pytest.fixture(scope="module")
@@ -84,3 +91,30 @@ def test_the_export_speaks_as_the_trainer_of_its_checkpoint(
     assert str(bare.dtype) == f"torch.{dtype}"  # the base's own, unless it is asked for another
     if dtype == "float32":
         assert np.array_equal(transformers_log_probs(out, batch), found)
+
+
+def test_two_ranks_that_share_experts_export_them_as_transformers_reads_them(base: Path) -> None:
+    """Handed to an engine in a process of its own before each step, saved and exported by each rank for itself."""
+    folder, run = base / "two ranks", base / "two ranks" / "run"
+    make_tiny_model(folder / "model", family="qwen3_moe", tied=False, hidden=32, layers=2, heads=4, kv_heads=2)
+    settings = recipe(base, run)
+    words = [f"model={folder / 'model'}", "steps=6", "eval.every=0", "checkpoint.export_dtype=float32"]
+    process = started(["run", str(settings), *words, SPAWNED, "trainer.ranks=2"], folder / "log")
+    process.join(LIMIT)
+    assert process.exitcode == 0, (folder / "log").read_text()[-3000:]
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    apart = [row[MISMATCH] for row in rows if MISMATCH in row]
+    assert len(apart) > 1 and max(apart) < 1e-4
+    groups = read_dump(run / "rollouts" / "step-00000005.jsonl").groups
+    batch = build_algorithm(load([settings], words).config).batch(groups)
+    export = run / "export" / "step-00000006"
+    wanted = trainer_log_probs(settings, words, run, batch)
+    assert float(np.abs(transformers_log_probs(export, batch) - wanted).max()) < 1e-5
+    stored, held = load_file(folder / "model" / "model.safetensors"), load_file(export / "model.safetensors")
+    assert {name: tensor.shape for name, tensor in held.items()} == {name: t.shape for name, t in stored.items()}
+    experts = [name for name in held if ".experts." in name]
+    assert len(experts) == 12 and not any(torch.equal(held[name], stored[name]) for name in experts)
+    out = folder / "from disk"
+    assert main(["ckpt", "export", str(run), "--out", str(out)]) == 0
+    again = load_file(out / "model.safetensors")
+    assert all(torch.equal(again[name], tensor) for name, tensor in held.items())
