@@ -50,7 +50,7 @@ def trainer_log_probs(settings: Path, words: list[str], run: Path, batch: Batch)
 
 def transformers_log_probs(folder: Path, batch: Batch) -> np.ndarray[Any, Any]:
     """One row at a time, without padding, by the library that a user loads the export with."""
-    model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, attn_implementation="eager")
     assert not any(info[f"{kind}_keys"] for kind in ("missing", "unexpected", "mismatched"))
     result = np.zeros(batch.tokens, np.float32)
     for start, end in itertools.pairwise(batch.offsets):

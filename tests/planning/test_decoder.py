@@ -18,6 +18,7 @@ CONFIGS: dict[str, Any] = {
     "qwen3": transformers.Qwen3Config,
     "qwen3_moe": transformers.Qwen3MoeConfig,
     "smollm3": transformers.SmolLM3Config,
+    "gemma": transformers.GemmaConfig,
     "gemma2": transformers.Gemma2Config,
     "gemma3_text": transformers.Gemma3TextConfig,
 }

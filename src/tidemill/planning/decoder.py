@@ -43,6 +43,7 @@ ARCHITECTURES: Mapping[str, _Family] = {
     "qwen3": _Family(qkv_bias="config", out_bias="config", head_norms=True, head_dim=128),
     "qwen3_moe": _Family(qkv_bias="config", out_bias="config", head_norms=True, experts=True),
     "smollm3": _Family(qkv_bias="config", out_bias="config", mlp_bias="config", tied=True),
+    "gemma": _Family(qkv_bias="config", out_bias="config", tied=True, head_dim=256),
     "gemma2": _Family(qkv_bias="config", out_bias="config", sandwich=True, tied=True, head_dim=256),
     "gemma3_text": _Family(
         qkv_bias="config", out_bias="config", head_norms=True, sandwich=True, tied=True, head_dim=256
@@ -112,7 +113,7 @@ def buffer_shapes(config: Mapping[str, Any]) -> tuple[Shape, ...]:
     if decoder.architecture == "gemma3_text":
         kinds = ConfigFields(config).kinds("layer_types", known=_ATTENTIONS, count=decoder.layers)
         return ((), *((rotary,) * 2 * len(kinds)))
-    return ((), rotary, rotary) if decoder.architecture == "gemma2" else (rotary, rotary)
+    return ((), rotary, rotary) if decoder.architecture in ("gemma", "gemma2") else (rotary, rotary)
 
 
 def parameter_shapes(config: Mapping[str, Any]) -> dict[str, Shape]:
