@@ -242,6 +242,15 @@ class TrainerSuite:
         assert (found[~first] < 0).all()
         assert np.isfinite(found).all()
 
+    def test_a_step_tells_log_probs_under_the_weights_before_it(self, make_trainer: MakeTrainer, loss: Loss) -> None:
+        trainer, batch = make_trainer(), ragged_batch()
+        with awake(trainer):
+            trainer.begin("rl")
+            before = trainer.log_probs(batch)
+            found = trainer.step(batch, loss).logprobs
+        assert found.dtype == np.float32
+        assert found == pytest.approx(np.where(batch.loss_mask, before, 0.0), abs=1e-5)
+
     def test_weights_have_one_name_each(self, make_trainer: MakeTrainer) -> None:
         trainer = make_trainer()
         with awake(trainer):
