@@ -39,6 +39,7 @@ from tidemill.engines.transformers.engine import TransformersEngine
 from tidemill.errors import WorkerError
 from tidemill.residency.manager import LeaseManager
 from tidemill.trainers.fsdp.trainer import FsdpTrainer
+from tidemill.weights.samples import every_weight
 
 
 class Timed:
@@ -182,7 +183,7 @@ def measured(folder: Path, device: str, steps: int) -> dict[str, float]:
     together = max(trainer.footprint(Part.ALL) + engine.footprint(Part.WEIGHTS), engine.footprint(Part.ALL))
     residency = LeaseManager(budget=together, emit=ignored, deadline=60.0)
     residency.admit(trainer)
-    weights = cluster.weight_sync(residency, ignored)
+    weights = cluster.weight_sync(residency, ignored, samples=every_weight)
     batch, requests = make_batch(), [Request(key=str(n), token_ids=(5, 6, 7)) for n in range(16)]
     watch = Watch()
     for part in (trainer, engine):

@@ -19,6 +19,7 @@ from tidemill.contracts.engine import RolloutEngine
 from tidemill.contracts.events import Emit, Event
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.residency import Moved
+from tidemill.contracts.weights import EVERY_WEIGHT, Sample
 from tidemill.contracts.workers import Place
 from tidemill.engines.transformers.engine import TransformersEngine
 from tidemill.errors import ResidencyError
@@ -77,10 +78,10 @@ class TouchyEngine(TransformersEngine):
         faults.point("engine.load_weights")
         super().load_weights(tensors)
 
-    def weight_checksums(self) -> Mapping[str, int]:
+    def weight_checksums(self, sample: Sample = EVERY_WEIGHT) -> Mapping[str, int]:
         if self.worn.exists():
             self._weights.views()[self.worn.read_text()].view(torch.uint8).view(-1)[5] ^= 16
-        return super().weight_checksums()
+        return super().weight_checksums(sample)
 
     def publish(self, version: Any) -> None:
         faults.point("engine.publish")

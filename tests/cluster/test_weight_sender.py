@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tidemill.cluster.weight_sender import WeightSender
+from tidemill.cluster.weight_sender import Sent, WeightSender
 from tidemill.errors import WeightSyncError
 from tidemill.testing.suites.weight_sync import TensorTrainer
 from tidemill.weights.checksum import checksum
@@ -32,7 +32,7 @@ def test_every_weight_is_sent_once_cast_with_its_checksum(dtype: str, bucket_byt
         for name, weight in unpack(parcel.entries, host_bytes(parcel.payload))
     ]
     assert [name for name, _ in arrived] == list(trainer.weights)
-    sums = sender.close_shipment()
+    sums = sender.close_shipment().sums
     for name, weight in arrived:
         assert torch.equal(weight, trainer.weights[name].to(getattr(torch, dtype)))
         assert sums[name] == checksum(weight)
@@ -57,7 +57,7 @@ def test_a_rank_that_feeds_nobody_pulls_in_step_with_one_that_does() -> None:
             assert trainers[0].pulled == trainers[1].pulled
             last = [feeding.next_parcel(), passing.next_parcel()]
         assert last == [True, True]
-        assert passing.close_shipment() == {}
+        assert passing.close_shipment() == Sent()
         with pytest.raises(WeightSyncError, match="no shipment is open"):
             passing.take_parcel()
 
@@ -96,8 +96,8 @@ def test_opening_ends_what_a_failure_left_open_and_closing_may_be_repeated() -> 
         sent(sender, "float32", 1)
     trainer.fail_at = -1
     assert len(sent(sender, "float32", 1 << 20)) == 1
-    assert set(sender.close_shipment()) == set(trainer.weights)
-    assert sender.close_shipment() == {}
+    assert set(sender.close_shipment().sums) == set(trainer.weights)
+    assert sender.close_shipment() == Sent()
     for call in (sender.next_parcel, sender.take_parcel):
         with pytest.raises(WeightSyncError, match="no shipment is open"):
             call()

@@ -160,7 +160,7 @@ def test_answers_are_those_of_an_engine_in_this_process_with_the_same_weights(pa
         for mine, theirs in zip(pair.answers(), pair.inline_answers(dtype, added, step), strict=True):
             assert (mine.token_ids, mine.version) == (theirs.token_ids, theirs.version)
             assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-5 if dtype == "float32" else 2e-2)
-    assert [event.name for event in pair.events if isinstance(event, PhaseDone)] == ["update_weights"] * 2
+    assert [event.name for event in pair.events if isinstance(event, PhaseDone)] == ["verify", "update_weights"] * 2
 
 
 def test_a_sync_holds_the_same_checksums_however_large_the_bucket(two_by_two: Pair) -> None:

@@ -3,7 +3,7 @@
 Sections: tidemill.config.trainer, tidemill.config.optimizer, tidemill.config.warm_up, tidemill.config.engine,
 tidemill.config.residency, tidemill.config.checkpoint, tidemill.config.eval, tidemill.config.rollout,
 tidemill.config.algorithm, tidemill.config.data, tidemill.config.reward, tidemill.config.environment,
-tidemill.config.cluster, tidemill.config.recorder.
+tidemill.config.cluster, tidemill.config.recorder, tidemill.config.weights.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ warm_up.steps warm_up.data warm_up.batch warm_up.optimizer.lr warm_up.optimizer.
 warm_up.optimizer.weight_decay warm_up.schedule.kind warm_up.schedule.warm_up_steps warm_up.schedule.min_ratio
 engine.use engine.replicas engine.dtype engine.max_batch engine.offload
 residency.offload residency.budget residency.page residency.spare residency.park_groups residency.leaks
-residency.deadline
+residency.deadline weights.verify weights.verify_within
 checkpoint.every checkpoint.at_epoch_end checkpoint.mode checkpoint.keep_last checkpoint.keep_every checkpoint.keep_best
 checkpoint.on_failure checkpoint.grace checkpoint.trial
 checkpoint.walk_back checkpoint.accept checkpoint.export checkpoint.export_every checkpoint.export_dtype

@@ -5,6 +5,7 @@ from typing import ClassVar
 from tidemill.cluster.weight_shipping import ShippedWeightSync
 from tidemill.contracts.events import Emit
 from tidemill.contracts.residency import Residency
+from tidemill.contracts.weights import Samples
 from tidemill.testing.spawned_cluster import SpawnedCluster, SpawnedClusterSettings
 
 
@@ -17,6 +18,6 @@ class SmallParcelsSettings(SpawnedClusterSettings):
 class SmallParcels(SpawnedCluster):
     """As SpawnedCluster."""
 
-    def weight_sync(self, residency: Residency, emit: Emit) -> ShippedWeightSync:
+    def weight_sync(self, residency: Residency, emit: Emit, *, samples: Samples) -> ShippedWeightSync:
         """In parcels of 48 KiB."""
-        return ShippedWeightSync(residency=residency, emit=emit, bucket_bytes=48 << 10)
+        return ShippedWeightSync(residency=residency, emit=emit, bucket_bytes=48 << 10, samples=samples)

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from tidemill.contracts.events import PhaseDone
+from tidemill.contracts.events import PhaseDone, WeightsCompared
 from tidemill.recorders.timing import StepTiming, covered, is_timing, own_seconds
 
 
@@ -49,5 +49,15 @@ def test_a_phase_that_began_before_the_step_counts_from_its_start() -> None:
 
 
 def test_timings_are_told_from_numbers_by_name() -> None:
-    assert is_timing({"time/step": 1.0, "memory/device/trainer": 2.0})
+    assert is_timing({"time/step": 1.0, "memory/device/trainer": 2.0, "weights/verified": 1.0})
     assert not is_timing({"time/step": 1.0, "reward/mean": 2.0})
+
+
+def test_the_share_of_weights_that_was_compared_is_the_least_of_the_step() -> None:
+    timing = StepTiming()
+    timing.begin(0.0, thread=1)
+    for compared in (10, 3):
+        timing.add_compared(WeightsCompared(owner="engine", compared=compared, total=10))
+    assert timing.end(1.0)["weights/verified"] == 0.3
+    timing.begin(1.0, thread=1)
+    assert "weights/verified" not in timing.end(1.0)

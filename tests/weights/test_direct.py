@@ -26,7 +26,10 @@ def test_the_hand_over_is_timed() -> None:
     events: list[Event] = []
     trainer = TensorTrainer()
     sync_of(events).update_weights(trainer, TensorEngine(trainer.weights, "float32"), PolicyVersion(0, 0))
-    assert [(e.name, e.owner) for e in events if isinstance(e, PhaseDone)] == [("update_weights", "engine")]
+    assert [(e.name, e.owner) for e in events if isinstance(e, PhaseDone)] == [
+        ("verify", "engine"),
+        ("update_weights", "engine"),
+    ]
 
 
 @pytest.mark.parametrize("point", ["weights.send.tensor", "weights.publish"])

@@ -34,7 +34,7 @@ def tensor_of(*shape: int, seed: int = 1) -> torch.Tensor:
 def test_the_sum_is_the_one_of_pythons_integers(
     dtype: torch.dtype, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_CHUNK", 2)
+    monkeypatch.setattr(module, "_CHUNK_ON_CPU", 2)
     tensor = (tensor_of(*shape) * 100).to(dtype)
     assert word_sum(tensor) == slow_word_sum(tensor)
 

@@ -134,7 +134,8 @@ def _engine(config: RunConfig, cluster: Cluster, emit: Emit) -> tuple[RolloutEng
         return ReplayEngine(), lambda residency: NoWeightSync()
     replicas = build.engine_replicas(config, cluster, ranks=config.trainer.ranks)
     engine = cluster.engine(functools.partial(build.build_engine, config), replicas=replicas)
-    return engine, lambda residency: cluster.weight_sync(residency, emit)
+    samples = build.weight_samples(config)
+    return engine, lambda residency: cluster.weight_sync(residency, emit, samples=samples)
 
 
 def _rollout(config: RunConfig, environment: Environment, reward: Reward, emit: Emit) -> Rollout:

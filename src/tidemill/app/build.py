@@ -26,10 +26,12 @@ from tidemill.contracts.engine import RolloutEngine, Sampling
 from tidemill.contracts.environment import Environment, Reward
 from tidemill.contracts.events import Emit
 from tidemill.contracts.trainer import RankTrainer
+from tidemill.contracts.weights import Samples
 from tidemill.contracts.workers import Place
 from tidemill.data.jsonl import JsonlData
 from tidemill.data.tokenizer import Tokenizer
 from tidemill.trainers.common.schedule import PhaseSettings
+from tidemill.weights.samples import WeightsInTurn, every_weight, no_weight
 
 __all__ = [
     "build_algorithm",
@@ -44,6 +46,7 @@ __all__ = [
     "eval_sampling",
     "mismatch_limit",
     "train_sampling",
+    "weight_samples",
 ]
 
 # Of residency.deadline, how long a rank waits for the others. Less than the driver, which ends them all by then: one of
@@ -177,6 +180,17 @@ def mismatch_limit(config: RunConfig, device: str) -> float:
         return math.inf
     dtypes = {compute_dtype(settings.dtype, device) for settings in (config.engine, config.trainer)}
     return type(config.engine).float32_mismatch if dtypes == {"float32"} else _BFLOAT16_MISMATCH
+
+
+def weight_samples(config: RunConfig) -> Samples:
+    """What `weights.verify` stands for."""
+    match config.weights.verify:
+        case "always":
+            return every_weight
+        case "sampled":
+            return WeightsInTurn(within=config.weights.verify_within)
+        case "off":
+            return no_weight
 
 
 def build_data(config: RunConfig, path: Any, tokenizer: Tokenizer, emit: Emit) -> JsonlData:

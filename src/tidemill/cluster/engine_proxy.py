@@ -17,6 +17,7 @@ from tidemill.contracts.events import Emit, Progress
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.residency import Moved
 from tidemill.contracts.state import PolicyVersion
+from tidemill.contracts.weights import EVERY_WEIGHT, Sample
 from tidemill.contracts.workers import Pending, WorkerGroup
 from tidemill.errors import EngineError, ResidencyError, WeightSyncError, WorkerError
 from tidemill.units import format_seconds
@@ -123,21 +124,21 @@ class EngineProxy(TenantProxy):
         for parcel in _parcels(tensors, self._dtype):
             self._on_all("load_parcel", parcel)
 
-    def weight_checksums(self) -> Mapping[str, int]:
+    def weight_checksums(self, sample: Sample = EVERY_WEIGHT) -> Mapping[str, int]:
         """Those that all replicas have. Raises WeightSyncError, naming replica and weight, when one differs."""
-        held = self.replica_checksums()
+        held = self.replica_checksums(sample)
         compare_replicas(held)
         return next(iter(held.values()))
 
-    def replica_checksums(self) -> Mapping[str, Mapping[str, int]]:
+    def replica_checksums(self, sample: Sample = EVERY_WEIGHT) -> Mapping[str, Mapping[str, int]]:
         """Checksum of each weight as it lies there, by the replica's name."""
-        return dict(zip(self.group.names, self.end_each("weight_checksums", self.start_checksums()), strict=True))
+        return dict(zip(self.group.names, self.end_each("weight_checksums", self.start_checksums(sample)), strict=True))
 
-    def start_checksums(self) -> list[Pending]:
+    def start_checksums(self, sample: Sample = EVERY_WEIGHT) -> list[Pending]:
         """Let all compute their checksums, and go on: `end_each` has them, in the order of the replicas."""
         self._refuse_unless_awake(Part.WEIGHTS, "weight_checksums")
         self._settle()
-        return self.start_each("weight_checksums", [()] * len(self.group.names))
+        return self.start_each("weight_checksums", [(sample,)] * len(self.group.names))
 
     def publish(self, version: PolicyVersion) -> None:
         """Take on `version` and open generation, on all replicas: when one refuses, the version is unknown."""

@@ -9,6 +9,7 @@ from tidemill.contracts.engine import Completion, Request, Sampling
 from tidemill.contracts.events import Emit, Event, Progress
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.state import PolicyVersion
+from tidemill.contracts.weights import EVERY_WEIGHT, Sample
 from tidemill.contracts.workers import BuildEngine, Place
 from tidemill.weights.parcel import Parcel, host_bytes, unpack
 
@@ -43,12 +44,14 @@ class EngineService(TenantService):
         """See WeightReceiver."""
         self._engine.begin_update()
 
-    def load_parcel(self, sent: Used | Parcel) -> None:
-        """Load a parcel's weights. When this returns, nothing of the parcel is used any more."""
+    def load_parcel(self, sent: Used | Parcel) -> int:
+        """Load a parcel's weights; its digest. When this returns, nothing of the parcel is used any more."""
         # Before the parcel is opened: its handle may be of device memory.
         self._engine.gate.check(Part.WEIGHTS, "load_weights")
         try:
-            self._load(sent.value if isinstance(sent, Used) else sent)
+            parcel = sent.value if isinstance(sent, Used) else sent
+            self._load(parcel)
+            return int(parcel.digest())
         except Exception as error:
             # Frames that it went through hold views of memory that is the sender's.
             traceback.clear_frames(error.__traceback__)
@@ -61,9 +64,9 @@ class EngineService(TenantService):
         else:
             self._engine.load_weights(unpack(parcel.entries, host_bytes(parcel.payload)))
 
-    def weight_checksums(self) -> Mapping[str, int]:
+    def weight_checksums(self, sample: Sample = EVERY_WEIGHT) -> Mapping[str, int]:
         """See WeightReceiver."""
-        return dict(self._engine.weight_checksums())
+        return dict(self._engine.weight_checksums(sample))
 
     def publish(self, version: PolicyVersion) -> None:
         """See WeightReceiver."""

@@ -9,7 +9,7 @@ from tidemill.contracts.engine import RolloutEngine
 from tidemill.contracts.events import Emit
 from tidemill.contracts.residency import Residency
 from tidemill.contracts.trainer import Trainer
-from tidemill.contracts.weights import WeightSync
+from tidemill.contracts.weights import Samples, WeightSync
 from tidemill.contracts.workers import BuildEngine, BuildTrainer, Place
 from tidemill.errors import ConfigError
 from tidemill.weights.direct import DirectWeightSync
@@ -61,9 +61,9 @@ class InlineCluster:
         self._check_alone("engine.replicas", replicas)
         return build(Place(device=self._device), self._emit)
 
-    def weight_sync(self, residency: Residency, emit: Emit) -> WeightSync:
+    def weight_sync(self, residency: Residency, emit: Emit, *, samples: Samples) -> WeightSync:
         """Weights are copied straight into the engine."""
-        return DirectWeightSync(residency=residency, emit=emit)
+        return DirectWeightSync(residency=residency, emit=emit, samples=samples, words=self._device == "cuda")
 
     def park_groups(self, parks: bool) -> None:
         """One process has none."""

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tidemill.contracts.weights import Sample
 from tidemill.errors import TrainerError
 from tidemill.weights.elements import torch_dtype
 from tidemill.weights.parcel import Parcel, host_bytes, unpack
@@ -34,7 +35,7 @@ def pulled_weights(
     Raises TrainerError for weights that are no floats.
     """
     wide = _wide({dtype for dtype, _ in specs.values()})
-    opening = [(wide, _BUCKET, "bytes" if rank == 0 else "none") for rank in range(ranks)]
+    opening = [(wide, _BUCKET, "bytes" if rank == 0 else "none", Sample(of=0)) for rank in range(ranks)]
     last: bool = each("open_shipment", opening)[0]
     yield from _unpacked(take(), specs, check)
     while not last:

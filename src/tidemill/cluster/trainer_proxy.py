@@ -27,6 +27,7 @@ from tidemill.contracts.batch import Batch, StepReport
 from tidemill.contracts.checkpoint import Saved, Snapshot, TensorSpec
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.residency import Moved
+from tidemill.contracts.weights import Sample
 from tidemill.contracts.workers import Pending, WorkerGroup
 from tidemill.errors import TrainerError, WorkerDiedError, WorkerError
 from tidemill.weights.parcel import Parcel
@@ -130,7 +131,7 @@ class TrainerProxy(TenantProxy):
             self.each, self._parcel, ranks=self._ranks, specs=self.weight_specs(), check=self._check_weights
         )
 
-    def start_shipment(self, opening: Sequence[tuple[str, int, Carrier]]) -> list[Pending]:
+    def start_shipment(self, opening: Sequence[tuple[str, int, Carrier, Sample]]) -> list[Pending]:
         """Begin to send weights to workers, each rank as `opening` says; see WeightSender. Refused as `named_weights`.
 
         A weight sync goes on by `end_each`, `each` and `start`.

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 from tidemill.checkpoint.rng import RandomState
 from tidemill.cluster.snapshot_desk import SnapshotDesk, Writing
 from tidemill.cluster.tenant_service import TenantService
-from tidemill.cluster.weight_sender import Carrier, WeightSender
+from tidemill.cluster.weight_sender import Carrier, Sent, WeightSender
 from tidemill.contracts.algorithm import Loss
 from tidemill.contracts.batch import Batch, StepReport
 from tidemill.contracts.checkpoint import Places, Saved, TensorSpec
 from tidemill.contracts.events import Emit
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.trainer import RankTrainer
-from tidemill.contracts.weights import WeightSource
+from tidemill.contracts.weights import EVERY_WEIGHT, Sample, WeightSource
 from tidemill.contracts.workers import BuildTrainer, Place
 from tidemill.errors import CheckpointError, PluginError, RankMissingError, ResidencyError, TrainerError, WorkerError
 from tidemill.weights.parcel import Parcel
@@ -188,10 +188,10 @@ class TrainerService(TenantService):
         """See SnapshotDesk."""
         self._desk.release(token)
 
-    def open_shipment(self, dtype: str, bucket_bytes: int, carrier: Carrier) -> bool:
+    def open_shipment(self, dtype: str, bucket_bytes: int, carrier: Carrier, sample: Sample = EVERY_WEIGHT) -> bool:
         """See WeightSender. Buffers lie on the device too: the lease comes before them."""
         self._trainer.gate.check(Part.WEIGHTS, "named_weights")
-        return self._sender.open_shipment(dtype, bucket_bytes, carrier)
+        return self._sender.open_shipment(dtype, bucket_bytes, carrier, sample)
 
     def next_parcel(self) -> bool:
         """See WeightSender. Under the lease at each call: between two, memory may have gone."""
@@ -203,7 +203,7 @@ class TrainerService(TenantService):
         self._trainer.gate.check(Part.WEIGHTS, "named_weights")
         return self._sender.take_parcel()
 
-    def close_shipment(self) -> Mapping[str, int]:
+    def close_shipment(self) -> Sent:
         """See WeightSender."""
         return self._sender.close_shipment()
 

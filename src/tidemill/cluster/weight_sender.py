@@ -6,6 +6,7 @@ pulled. The checksums are taken here, of the weights as cast, before anything ca
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 
 from tidemill import faults
 from tidemill.cluster.cuda_parcels import SharedStaging
-from tidemill.contracts.weights import WeightSource
+from tidemill.contracts.weights import EVERY_WEIGHT, Sample, WeightSource
 from tidemill.errors import WeightSyncError
 from tidemill.weights.checksum import Checksums
 from tidemill.weights.elements import torch_dtype
@@ -22,10 +23,18 @@ from tidemill.weights.parcel import Entry, Parcel, aligned, host_bytes, write
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Carrier", "WeightSender"]
+__all__ = ["Carrier", "Sent", "WeightSender"]
 
 Carrier = Literal["bytes", "ipc", "none"]
 """How parcels leave a rank: in host memory, by a handle to a buffer on its GPU, or not at all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """What a rank sent: the checksum of each weight of the sample, as it should be in an engine; digests of parcels."""
+
+    sums: Mapping[str, int] = field(default_factory=dict)
+    parcels: tuple[int, ...] = ()
 
 
 class WeightSender:
@@ -39,13 +48,15 @@ class WeightSender:
         self._trainer = trainer
         self._shipment: _Shipment | _NoShipment = _NoShipment()
 
-    def open_shipment(self, dtype: str, bucket_bytes: int, carrier: Carrier) -> bool:
+    def open_shipment(self, dtype: str, bucket_bytes: int, carrier: Carrier, sample: Sample = EVERY_WEIGHT) -> bool:
         """Begin, and make the first parcel; whether it is the last. A collective. `dtype` is the engine's.
+
+        Of the weights of `sample` checksums are computed.
 
         Raises WeightSyncError for a dtype that weights are not cast to, and what the trainer raises.
         """
         self.close_shipment()
-        self._shipment = _Shipment(self._trainer, dtype, bucket_bytes, carrier)
+        self._shipment = _Shipment(self._trainer, dtype, bucket_bytes, carrier, sample)
         return self._shipment.next_parcel()
 
     def next_parcel(self) -> bool:
@@ -59,8 +70,8 @@ class WeightSender:
         """The parcel made last, for the receivers that this rank feeds."""
         return self._shipment.take_parcel()
 
-    def close_shipment(self) -> Mapping[str, int]:
-        """Free the buffers; the checksum of each weight that this rank sent. Nothing when no shipment is open.
+    def close_shipment(self) -> Sent:
+        """Free the buffers; what this rank sent. Nothing when no shipment is open.
 
         Call it when every receiver has let go of what it was sent, after failures too.
         """
@@ -111,17 +122,20 @@ class _HostStaging:
 class _Packing:
     """What a rank does that feeds somebody."""
 
-    def __init__(self, staging: _Staging) -> None:
+    def __init__(self, staging: _Staging, chosen: frozenset[str], words: bool) -> None:
         self._staging = staging
+        self._chosen = chosen
         self._entries: list[Entry] = []
+        self._digests: list[int] = []
         self._flat = torch.empty(0, dtype=torch.uint8)
-        self._sums = Checksums()
+        self._sums = Checksums(words=words)
 
     def add(self, entry: Entry, tensor: "Tensor") -> None:
         if not self._entries:
             self._flat = self._staging.buffer(tensor.device)
         view = write(self._flat, entry, tensor)
-        self._sums.add(entry.name, view, view.dtype)
+        if entry.name in self._chosen:
+            self._sums.add(entry.name, view, view.dtype)
         self._entries.append(entry)
 
     def parcel(self) -> Parcel:
@@ -130,11 +144,13 @@ class _Packing:
         self._sums.queue()
         self._flat = torch.empty(0, dtype=torch.uint8)
         used = entries[-1].start + entries[-1].nbytes if entries else 0
-        return Parcel(entries=entries, payload=self._staging.payload(used))
+        parcel = Parcel(entries=entries, payload=self._staging.payload(used), number=len(self._digests))
+        self._digests.append(parcel.digest())
+        return parcel
 
-    def close(self) -> Mapping[str, int]:
+    def close(self) -> Sent:
         try:
-            return self._sums.take()
+            return Sent(sums=self._sums.take(), parcels=tuple(self._digests))
         finally:
             self._flat = torch.empty(0, dtype=torch.uint8)
             self._staging.close()
@@ -149,19 +165,20 @@ class _Passing:
     def parcel(self) -> Parcel:
         raise WeightSyncError("cannot send a parcel of weights: this rank was opened to feed nobody")
 
-    def close(self) -> Mapping[str, int]:
-        return {}
+    def close(self) -> Sent:
+        return Sent()
 
 
 class _Shipment:
     """The weights of one hand-over, from the first to the last."""
 
-    def __init__(self, trainer: WeightSource, dtype: str, bucket_bytes: int, carrier: Carrier) -> None:
+    def __init__(self, trainer: WeightSource, dtype: str, bucket_bytes: int, carrier: Carrier, sample: Sample) -> None:
         self._dtype = dtype
         itemsize = torch_dtype(dtype).itemsize
-        sizes = [aligned(math.prod(shape) * itemsize) for _, shape in trainer.weight_specs().values()]
+        specs = trainer.weight_specs()
+        sizes = [aligned(math.prod(shape) * itemsize) for _, shape in specs.values()]
         self._capacity = max(min(bucket_bytes, sum(sizes)), max(sizes, default=0))
-        self._packing = _packing(carrier, self._capacity)
+        self._packing = _packing(carrier, self._capacity, sample.chosen(specs), sample.words)
         self._seen: set[str] = set()
         self._weights: Iterator[tuple[str, Tensor]] = iter(trainer.named_weights())
         self._ahead = self._pull()
@@ -193,18 +210,18 @@ class _Shipment:
     def take_parcel(self) -> Parcel:
         return self._packing.parcel()
 
-    def close(self) -> Mapping[str, int]:
+    def close(self) -> Sent:
         # Dropped at once: it may hold gathered weights, and be half-way through a gathering.
         self._weights, self._ahead = iter(()), []
         return self._packing.close()
 
 
-def _packing(carrier: Carrier, capacity: int) -> _Packing | _Passing:
+def _packing(carrier: Carrier, capacity: int, chosen: frozenset[str], words: bool) -> _Packing | _Passing:
     match carrier:
         case "bytes":
-            return _Packing(_HostStaging(capacity))
+            return _Packing(_HostStaging(capacity), chosen, words)
         case "ipc":
-            return _Packing(SharedStaging(capacity))
+            return _Packing(SharedStaging(capacity), chosen, words)
         case "none":
             return _Passing()
 
@@ -218,5 +235,5 @@ class _NoShipment:
     def take_parcel(self) -> Parcel:
         raise WeightSyncError("cannot send a parcel of weights: no shipment is open; call open_shipment first")
 
-    def close(self) -> Mapping[str, int]:
-        return {}
+    def close(self) -> Sent:
+        return Sent()

@@ -20,6 +20,7 @@ from tidemill.config.reward import ExactMatchSettings, RewardSettings
 from tidemill.config.rollout import RolloutSettings
 from tidemill.config.trainer import FsdpTrainerSettings, TrainerSettings
 from tidemill.config.warm_up import WarmUpSettings
+from tidemill.config.weights import WeightsSettings
 
 __all__ = ["RunConfig", "RunSettings"]
 
@@ -53,6 +54,8 @@ class RunConfig(Settings):
     """Supervised steps before the first rollout; reinforcement then starts with a fresh optimizer."""
     engine: Annotated[EngineSettings, Plugged("engine")] = TransformersEngineSettings()
     """Who turns prompts into answers."""
+    weights: WeightsSettings = WeightsSettings()
+    """How the hand-over of weights from trainer to engine is checked."""
     residency: ResidencySettings = ResidencySettings()
     """The byte budget that decides who sleeps; trainer and engine stay awake together when both fit."""
     checkpoint: CheckpointSettings = CheckpointSettings()

@@ -6,7 +6,7 @@ from tidemill.contracts.engine import RolloutEngine
 from tidemill.contracts.events import Emit
 from tidemill.contracts.residency import Residency
 from tidemill.contracts.trainer import Trainer
-from tidemill.contracts.weights import WeightSync
+from tidemill.contracts.weights import Samples, WeightSync
 from tidemill.contracts.workers import BuildEngine, BuildTrainer
 
 __all__ = ["Cluster"]
@@ -23,8 +23,8 @@ class Cluster(Protocol):
         """An engine of `replicas` replicas that hold the same weights. Call it after `trainer`."""
         ...
 
-    def weight_sync(self, residency: Residency, emit: Emit) -> WeightSync:
-        """What hands weights from a trainer of this cluster to an engine of it."""
+    def weight_sync(self, residency: Residency, emit: Emit, *, samples: Samples) -> WeightSync:
+        """What hands weights from a trainer of this cluster to an engine of it, and compares those of `samples`."""
         ...
 
     def park_groups(self, parks: bool) -> None:

@@ -28,6 +28,7 @@ __all__ = [
     "TokenApart",
     "TokensApart",
     "Transition",
+    "WeightsCompared",
     "ignore",
     "phase",
 ]
@@ -48,6 +49,15 @@ class PhaseDone:
     start: float
     seconds: float
     owner: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsCompared:
+    """After a hand-over `compared` of the `total` weights of `owner` were found, by checksum, to be the trainer's."""
+
+    owner: str
+    compared: int
+    total: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,6 +209,7 @@ Event = (
     | PhaseDone
     | Memory
     | Transition
+    | WeightsCompared
     | CheckpointEvent
     | RolloutDone
     | Learned

@@ -1,6 +1,7 @@
 """Making the engine hold the trainer's weights."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from tidemill.contracts.residency import Tenant
@@ -9,7 +10,30 @@ from tidemill.contracts.state import PolicyVersion
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["WeightReceiver", "WeightSource", "WeightSync"]
+__all__ = ["EVERY_WEIGHT", "Sample", "Samples", "WeightReceiver", "WeightSource", "WeightSync"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """Which weights of a hand-over are compared by checksum: of all names in order every `of`th, from `part` on.
+
+    `of` 0 is none of them. `words` asks for the checksum of accelerators, of weights in host memory too.
+    """
+
+    part: int = 0
+    of: int = 1
+    words: bool = False
+
+    def chosen(self, names: Iterable[str]) -> frozenset[str]:
+        """Those of `names`, which may come in any order."""
+        return frozenset(sorted(names)[self.part :: self.of]) if self.of else frozenset()
+
+
+EVERY_WEIGHT = Sample()
+"""Every weight."""
+
+Samples = Callable[[PolicyVersion], Sample]
+"""What to compare when a version is handed over."""
 
 
 class WeightSource(Protocol):
@@ -20,7 +44,10 @@ class WeightSource(Protocol):
         ...
 
     def named_weights(self) -> "Iterator[tuple[str, Tensor]]":
-        """Every weight under its Hugging Face name, tied tensors once, in the trainer's dtype, on its device."""
+        """Every weight under its Hugging Face name, tied tensors once, in the trainer's dtype, on its device.
+
+        Each stays as it is for as long as anybody holds it, until the trainer's own state changes.
+        """
         ...
 
 
@@ -48,8 +75,8 @@ class WeightReceiver(Tenant, Protocol):
         """
         ...
 
-    def weight_checksums(self) -> Mapping[str, int]:
-        """Checksum of each weight as it lies in the engine now, under its Hugging Face name."""
+    def weight_checksums(self, sample: Sample = EVERY_WEIGHT) -> Mapping[str, int]:
+        """Checksum of each weight of `sample` as it lies in the engine now, under its Hugging Face name."""
         ...
 
     def publish(self, version: PolicyVersion) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from tidemill.contracts.batch import Batch, StepReport
 from tidemill.contracts.checkpoint import Saved, Snapshot
-from tidemill.contracts.events import Event, Learned, Memory, Metrics, Notice, PhaseDone, Transition
+from tidemill.contracts.events import Event, Learned, Memory, Metrics, Notice, PhaseDone, Transition, WeightsCompared
 from tidemill.contracts.recorder import Sink, StepRecord
 from tidemill.contracts.sample import Group
 from tidemill.errors import CheckpointError, RecorderError, TidemillError
@@ -115,6 +115,8 @@ class Fanout:
                 self._timing.add_memory(event)
             elif isinstance(event, Transition):
                 self._timing.add_transition(event)
+            elif isinstance(event, WeightsCompared):
+                self._timing.add_compared(event)
             self._write(event)
 
     def snapshot(self) -> Snapshot:

@@ -4,7 +4,7 @@ import bisect
 import itertools
 from collections.abc import Iterable, Mapping
 
-from tidemill.contracts.events import Memory, PhaseDone, Transition
+from tidemill.contracts.events import Memory, PhaseDone, Transition, WeightsCompared
 
 __all__ = ["StepTiming", "covered", "is_timing", "own_seconds"]
 
@@ -13,8 +13,8 @@ Interval = tuple[str, float, float]
 
 
 def is_timing(values: Mapping[str, float]) -> bool:
-    """Whether these are measurements of this machine (`time/*`, `memory/*`), which no resume reproduces."""
-    return all(name.startswith(("time/", "memory/")) for name in values)
+    """Whether these are of this machine or process (`time/*`, `memory/*`, `weights/*`), which no resume reproduces."""
+    return all(name.startswith(("time/", "memory/", "weights/")) for name in values)
 
 
 def own_seconds(intervals: Iterable[Interval]) -> dict[str, float]:
@@ -54,6 +54,7 @@ class StepTiming:
         self._held: dict[str, int] = {}
         self._peaks: dict[str, int] = {}
         self._left: dict[str, int] = {}
+        self._verified: list[float] = []
         self._crossed, self._within, self._within_seconds = 0, 0, 0.0
 
     def begin(self, began: float, thread: int) -> None:
@@ -61,6 +62,7 @@ class StepTiming:
         self._open, self._began, self._thread = True, began, thread
         self._sums, self._intervals, self._peaks = {}, [], dict(self._held)
         self._left = {}
+        self._verified = []
         self._crossed, self._within, self._within_seconds = 0, 0, 0.0
 
     def abandon(self) -> None:
@@ -95,18 +97,25 @@ class StepTiming:
         for holder, count in event.left.items():
             self._left[holder] = max(self._left.get(holder, 0), count)
 
+    def add_compared(self, event: WeightsCompared) -> None:
+        """Weights were handed over."""
+        self._verified.append(event.compared / event.total if event.total else 1.0)
+
     def end(self, seconds: float) -> dict[str, float]:
         """`time/<name>` summed by name, `time/step`, `time/other` (in no phase), `memory/*` at the step's peak.
 
         `memory/left/<holder>` is what no tenant holds on the device behind a transition; `memory/copied` are bytes that
         crossed between device and host for transitions, also beside other work; `memory/gbps` is how fast those were
-        that crossed within them.
+        that crossed within them. `weights/verified` is the share of the weights that was compared after a hand-over,
+        the least of the step.
         """
         self._open = False
         values = {f"time/{name}": total for name, total in self._sums.items()}
         values["time/step"] = seconds
         values["time/other"] = max(0.0, seconds - covered(self._intervals))
         values |= {f"memory/left/{holder}": float(count) for holder, count in self._left.items()}
+        if self._verified:
+            values["weights/verified"] = min(self._verified)
         if self._crossed:
             values["memory/copied"] = float(self._crossed)
         if self._within_seconds > 0:

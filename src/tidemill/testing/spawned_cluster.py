@@ -24,6 +24,7 @@ from tidemill.config.cluster import ClusterSettings
 from tidemill.config.kinds import Seconds
 from tidemill.contracts.events import Emit
 from tidemill.contracts.residency import Residency
+from tidemill.contracts.weights import Samples
 from tidemill.contracts.workers import BuildEngine, BuildTrainer, Place
 from tidemill.errors import ClusterError
 from tidemill.testing.spawned import SpawnedGroup
@@ -95,9 +96,9 @@ class SpawnedCluster:
         """Process numbers by worker, for tests that kill."""
         return {name: pid for group in self._groups for name, pid in zip(group.names, group.pids, strict=True)}
 
-    def weight_sync(self, residency: Residency, emit: Emit) -> ShippedWeightSync:
+    def weight_sync(self, residency: Residency, emit: Emit, *, samples: Samples) -> ShippedWeightSync:
         """See Cluster."""
-        return ShippedWeightSync(residency=residency, emit=emit)
+        return ShippedWeightSync(residency=residency, emit=emit, samples=samples)
 
     def free_bytes(self) -> int:
         """Of the machine."""

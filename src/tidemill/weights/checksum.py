@@ -2,21 +2,24 @@
 
 On a CPU xxh3 of the bytes. On an accelerator a weighted sum of 32-bit words modulo 2^64, computed where the tensor is,
 since eight bytes cross the bus rather than the tensor: in one launch for many tensors where Triton works, else in plain
-PyTorch, equal bit for bit. Only checksums from the same kind of device can be compared.
+PyTorch, equal bit for bit. Where one is to be compared with the other, the sum is asked for on the CPU too.
 """
 
+import contextlib
 import ctypes
 import functools
 import importlib.util
+import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 import xxhash
 
-from tidemill.weights.word_sums import finished, word_sums
+from tidemill.contracts.weights import Sample
+from tidemill.weights.word_sums import finished, word_sum, word_sums
 
-__all__ = ["Checksums", "checksum", "checksums"]
+__all__ = ["Checksums", "checksum", "checksums", "sampled_checksums"]
 
 # Bytes of tensors that may wait for their sum, and so be kept alive for it: some launches for a whole model.
 _WAITING = 512 << 20
@@ -29,23 +32,35 @@ def checksum(tensor: torch.Tensor) -> int:
     return checksums([("", tensor)])[""]
 
 
-def checksums(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, int]:
-    """Of each, by name. A tensor must stay as it is until this returns."""
-    sums = Checksums()
+def sampled_checksums(tensors: Mapping[str, torch.Tensor], sample: Sample) -> dict[str, int]:
+    """Of those that are in `sample`, by name, as it wants them."""
+    chosen = sample.chosen(tensors)
+    return checksums(((name, tensor) for name, tensor in tensors.items() if name in chosen), words=sample.words)
+
+
+def checksums(tensors: Iterable[tuple[str, torch.Tensor]], *, words: bool = False) -> dict[str, int]:
+    """Of each, by name; see `Checksums`. A tensor must stay as it is until this returns."""
+    sums = Checksums(words=words)
     for name, tensor in tensors:
         sums.add(name, tensor, tensor.dtype)
     return sums.take()
 
 
 class Checksums:
-    """Checksums of many tensors. An accelerator is asked once, for all of them: each question waits for its queue."""
+    """Checksums of many tensors. An accelerator is asked once, for all of them: each question waits for its queue.
 
-    def __init__(self) -> None:
+    `words` makes those of tensors on a CPU the sums that an accelerator computes, at a tenth of the rate of xxh3.
+    """
+
+    def __init__(self, *, words: bool = False) -> None:
+        self._of_bytes = word_sum if words else _of_bytes
         self._order: dict[str, int] = {}
         self._known: dict[str, int] = {}
         self._waiting: list[tuple[str, torch.Tensor, torch.dtype]] = []
         self._waiting_bytes = 0
         self._queued: list[tuple[list[tuple[str, int]], torch.Tensor]] = []
+        self._spent = _Spent()
+        self.seconds = 0.0
 
     def add(self, name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
         """Of `tensor` as it would be in `dtype`. It is read by the next `queue` or `take`, or before: until then it is
@@ -53,7 +68,8 @@ class Checksums:
         """
         self._order[name] = len(self._order)
         if tensor.device.type == "cpu":
-            self._known[name] = _of_bytes(tensor.detach().to(dtype).contiguous())
+            with self._spent.measured(tensor.device):
+                self._known[name] = self._of_bytes(tensor.detach().to(dtype).contiguous())
             return
         self._waiting.append((name, tensor.detach(), dtype))
         self._waiting_bytes += tensor.nbytes
@@ -66,16 +82,49 @@ class Checksums:
         for device in dict.fromkeys(tensor.device for _, tensor, _ in waiting):
             here = [one for one in waiting if one[1].device == device]
             sizes = [(name, tensor.numel() * dtype.itemsize) for name, tensor, dtype in here]
-            self._queued.append((sizes, _sums()([tensor for _, tensor, _ in here], [dtype for _, _, dtype in here])))
+            with self._spent.measured(device):
+                sums = _sums()([tensor for _, tensor, _ in here], [dtype for _, _, dtype in here])
+            self._queued.append((sizes, sums))
 
     def take(self) -> dict[str, int]:
-        """All of them, in the order in which they came; forgets them. Waits for the device."""
+        """All of them, in the order in which they came; forgets them. Waits for the device.
+
+        `seconds` is then what they took, of the device's time where it computed them.
+        """
         self.queue()
         found = self._known
         for sizes, sums in self._queued:
             found |= {name: finished(total, size) for (name, size), total in zip(sizes, sums.tolist(), strict=True)}
+        self.seconds, self._spent = self._spent.total(), _Spent()
         order, self._order, self._known, self._queued = self._order, {}, {}, []
         return {name: found[name] for name in order}
+
+
+class _Spent:
+    """Time that work takes where it is done: between two events in a GPU's queue, or on the CPU's clock."""
+
+    def __init__(self) -> None:
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._seconds = 0.0
+
+    @contextlib.contextmanager
+    def measured(self, device: torch.device) -> Iterator[None]:
+        """The block, or what it queues on the current stream of `device`."""
+        if device.type != "cuda":
+            began = time.perf_counter()
+            yield
+            self._seconds += time.perf_counter() - began
+            return
+        stream = torch.cuda.current_stream(device)
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        first.record(stream)
+        yield
+        last.record(stream)
+        self._events.append((first, last))
+
+    def total(self) -> float:
+        """Seconds, when all of it is done."""
+        return self._seconds + sum(float(first.elapsed_time(last)) for first, last in self._events) / 1000
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import xxhash
 
 from tidemill.weights.copying import copy_weight
 from tidemill.weights.elements import torch_dtype
@@ -39,10 +40,18 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Parcel:
-    """Some whole weights. `payload` is their buffer: flat uint8 in host memory, or what opens it where it lies."""
+    """Some whole weights, the `number`th that were sent together.
+
+    `payload` is their buffer: flat uint8 in host memory, or what opens it where it lies.
+    """
 
     entries: tuple[Entry, ...]
     payload: Any
+    number: int = 0
+
+    def digest(self) -> int:
+        """64 bits of its number and of names, dtypes, shapes and places in order: of what it says that it brings."""
+        return xxhash.xxh3_64_intdigest(repr((self.number, self.entries)).encode())
 
 
 def aligned(size: int) -> int:

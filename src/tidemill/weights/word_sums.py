@@ -22,8 +22,8 @@ TILES_FROM = 1 << 40
 _SIZES_FROM = 1 << 50
 _LOW = (1 << 32) - 1
 _MASK = (1 << 64) - 1
-# Tiles summed at once: bounds the device memory that this takes to 32 MiB.
-_CHUNK = 2048
+# Tiles summed at once: bounds the memory that this takes to 32 MiB on a device, and to a core's cache on a CPU.
+_CHUNK, _CHUNK_ON_CPU = 2048, 32
 
 
 def word_sum(tensor: torch.Tensor) -> int:
@@ -58,8 +58,9 @@ def _weights(first: int, count: int, device: torch.device) -> torch.Tensor:
 def _sum(words: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """int64 scalar. `words` are int32 (n); `places` are the weights within a tile."""
     total = torch.zeros((), dtype=torch.int64, device=words.device)
-    for start in range(0, words.numel(), TILE * _CHUNK):
-        chunk = words[start : start + TILE * _CHUNK]
+    step = TILE * (_CHUNK_ON_CPU if words.device.type == "cpu" else _CHUNK)
+    for start in range(0, words.numel(), step):
+        chunk = words[start : start + step]
         whole = chunk.numel() // TILE
         first = TILES_FROM + start // TILE
         tiles = _weights(first, whole + 1, words.device)

@@ -59,6 +59,9 @@ class ModelSource:
     def __init__(self, model) -> None:
         self.model = model
 
+    def weight_specs(self):
+        return {name: ("F32", tuple(weight.shape)) for name, weight in self.named_weights()}
+
     def named_weights(self):
         return ((name, parameter.detach()) for name, parameter in self.model.named_parameters())
 

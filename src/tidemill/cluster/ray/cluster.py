@@ -30,7 +30,7 @@ from tidemill.contracts.engine import RolloutEngine
 from tidemill.contracts.events import Emit, Notice
 from tidemill.contracts.residency import Residency
 from tidemill.contracts.trainer import Trainer
-from tidemill.contracts.weights import WeightSync
+from tidemill.contracts.weights import Samples, WeightSync
 from tidemill.contracts.workers import BuildEngine, BuildTrainer
 from tidemill.errors import ClusterError
 
@@ -118,9 +118,9 @@ class RayCluster:
         group = self._built("engine", replicas, functools.partial(EngineService, build), meet=False)
         return EngineProxy(group, deadlines=self._deadlines, emit=self._emit, max_batch=self._max_batch)
 
-    def weight_sync(self, residency: Residency, emit: Emit) -> WeightSync:
+    def weight_sync(self, residency: Residency, emit: Emit, *, samples: Samples) -> WeightSync:
         """See Cluster."""
-        return ShippedWeightSync(residency=residency, emit=emit)
+        return ShippedWeightSync(residency=residency, emit=emit, samples=samples, words=self.device == "cuda")
 
     def free_bytes(self) -> int:
         """See Cluster. On a CPU the memory of a host is divided among its workers."""

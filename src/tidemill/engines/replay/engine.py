@@ -7,7 +7,7 @@ from tidemill.contracts.engine import Completion, Request, Sampling
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.residency import Gate, Moved
 from tidemill.contracts.state import PolicyVersion
-from tidemill.contracts.weights import WeightReceiver, WeightSource
+from tidemill.contracts.weights import EVERY_WEIGHT, Sample, WeightReceiver, WeightSource
 from tidemill.errors import EngineError
 from tidemill.residency.gate import TenantGate
 
@@ -53,7 +53,7 @@ class ReplayEngine:
     def load_weights(self, tensors: "Iterable[tuple[str, Tensor]]") -> None:
         """Nowhere to put them."""
 
-    def weight_checksums(self) -> Mapping[str, int]:
+    def weight_checksums(self, sample: Sample = EVERY_WEIGHT) -> Mapping[str, int]:
         """Of nothing."""
         return {}
 

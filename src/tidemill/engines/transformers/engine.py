@@ -16,6 +16,7 @@ from tidemill.contracts.events import Emit, Progress
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.residency import Moved
 from tidemill.contracts.state import PolicyVersion
+from tidemill.contracts.weights import EVERY_WEIGHT, Sample
 from tidemill.data.tokenizer_folder import load_tokenizer
 from tidemill.engines.common.answers import Answer, completions
 from tidemill.engines.common.held_version import HeldVersion
@@ -31,7 +32,7 @@ from tidemill.residency.gate import TenantGate
 from tidemill.residency.leaks import leak_gate
 from tidemill.residency.residue import residue_of
 from tidemill.residency.transfer import CudaTransfer, HostTransfer
-from tidemill.weights.checksum import checksums
+from tidemill.weights.checksum import sampled_checksums
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -186,10 +187,10 @@ class TransformersEngine:
         with self._held.loading():
             self._weights.load(tensors)
 
-    def weight_checksums(self) -> Mapping[str, int]:
-        """Checksum of each weight as it lies on the device, in the engine's dtype."""
+    def weight_checksums(self, sample: Sample = EVERY_WEIGHT) -> Mapping[str, int]:
+        """Checksum of each weight of `sample` as it lies on the device, in the engine's dtype."""
         self._need(Part.WEIGHTS, "weight_checksums")
-        return checksums(self._weights.views().items())
+        return sampled_checksums(self._weights.views(), sample)
 
     def publish(self, version: PolicyVersion) -> None:
         """Take on `version` and open generation."""

@@ -18,7 +18,7 @@ from tidemill.contracts.footprint import Part
 from tidemill.contracts.residency import Moved, Residency
 from tidemill.contracts.sample import StopReason
 from tidemill.contracts.state import PolicyVersion
-from tidemill.contracts.weights import WeightReceiver, WeightSource
+from tidemill.contracts.weights import EVERY_WEIGHT, Sample, WeightReceiver, WeightSource
 from tidemill.errors import CheckpointError, WeightSyncError
 from tidemill.testing.fakes.device import Array, FakeTenant
 from tidemill.testing.fakes.layouts import Layout, Whole
@@ -129,10 +129,10 @@ class FakeEngine(FakeTenant):
         self.gate.check(Part.WEIGHTS, "load weights")
         self.device.update({name: np.array(array) for name, array in tensors})
 
-    def weight_checksums(self) -> Mapping[str, int]:
+    def weight_checksums(self, sample: Sample = EVERY_WEIGHT) -> Mapping[str, int]:
         """Of each array."""
         self.gate.check(Part.WEIGHTS, "compute checksums")
-        return {name: digest(array.tobytes()) for name, array in self.device.items()}
+        return {name: digest(self.device[name].tobytes()) for name in sample.chosen(self.device)}
 
     def publish(self, version: PolicyVersion) -> None:
         """Versions never go back."""

@@ -12,11 +12,11 @@ from tidemill.contracts.events import ignore
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.residency import Residency
 from tidemill.contracts.state import PolicyVersion
-from tidemill.contracts.weights import WeightSync
+from tidemill.contracts.weights import EVERY_WEIGHT, Sample, WeightSync
 from tidemill.errors import WeightSyncError
 from tidemill.residency.manager import LeaseManager
 from tidemill.testing.fakes.device import FakeTenant
-from tidemill.weights.checksum import checksum
+from tidemill.weights.checksum import checksums
 
 __all__ = ["TensorEngine", "TensorTrainer", "WeightSyncSuite"]
 
@@ -73,10 +73,11 @@ class TensorEngine(FakeTenant):
                 self.live[name].copy_(tensor)
         self.calls.append("loaded")
 
-    def weight_checksums(self) -> Mapping[str, int]:
+    def weight_checksums(self, sample: Sample = EVERY_WEIGHT) -> Mapping[str, int]:
         """As the tensors lie here."""
         self.gate.check(Part.WEIGHTS, "weight_checksums")
-        return {name: checksum(tensor) for name, tensor in self.live.items()}
+        chosen = sample.chosen(self.live)
+        return checksums(((name, self.live[name]) for name in chosen), words=sample.words)
 
     def publish(self, version: PolicyVersion) -> None:
         """Never backwards, and nothing missing."""
