@@ -73,7 +73,8 @@ def test_an_unknown_name_is_answered_with_the_known_ones_and_the_nearest(acme: N
         loaded("engine.use=transformer")
     (problem,) = caught.value.problems
     assert str(problem) == (
-        'engine.use = "transformer" (command line): no such engine; known are transformers, acme, broken, '
+        'engine.use = "transformer" (command line): no such engine; known are '
+        f"{', '.join(SEAMS['engine'].builtin)}, acme, broken, "
         "or module:Class of a settings class; did you mean transformers?"
     )
 

@@ -12,6 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from tidemill.config.base import Plug, Settings
+from tidemill.config.engine import TransformersEngineSettings, VllmEngineSettings
 from tidemill.config.fields import field_at, is_text, leaves, section_class, sections
 from tidemill.config.kinds import Size
 from tidemill.config.load import Loaded
@@ -55,6 +56,17 @@ def test_the_limits_of_a_reward_go_with_the_rewards_that_have_them() -> None:
     for use, has in {"regex": True, "my.module:score": True, "exact_match": False}.items():
         names = {leaf.path[-1] for leaf in leaves(RunConfig, {"reward": {"use": use}})}
         assert limits <= names if has else not limits & names
+
+
+def test_vllm_has_settings_of_its_own_and_refuses_what_is_none() -> None:
+    own = {"kv_memory", "graphs", "deadline", "options"}
+    assert own <= {leaf.path[-1] for leaf in leaves(VllmEngineSettings, {})}
+    assert not own & {leaf.path[-1] for leaf in leaves(TransformersEngineSettings, {})}
+    fine = {"use": "vllm", "kv_memory": "2 GiB", "options": ["block_size=32"]}
+    assert VllmEngineSettings.model_validate(fine).kv_memory == 2 << 30
+    for wrong in ({"kv_memory": 0}, {"kv_memory": "much"}, {"graphs": 1}, {"deadline": 0.0}, {"options": [""]}):
+        with pytest.raises(ValidationError):
+            VllmEngineSettings.model_validate({"use": "vllm", **wrong})
 
 
 def test_settings_are_strict_closed_and_frozen() -> None:

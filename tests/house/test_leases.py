@@ -27,8 +27,10 @@ from tidemill.contracts.footprint import Part
 from tidemill.contracts.state import PolicyVersion
 from tidemill.contracts.trainer import RankTrainer, Trainer
 from tidemill.contracts.workers import Place
+from tidemill.engines.remote.engine import ServerEngine
 from tidemill.engines.replay.engine import ReplayEngine
 from tidemill.engines.transformers.engine import TransformersEngine
+from tidemill.engines.vllm.engine import VllmEngine
 from tidemill.errors import EngineError, ResidencyError
 from tidemill.testing.fakes.policy import FakeEngine, FakeTrainer
 from tidemill.testing.fakes.rank_trainer import FakeRankTrainer, build_fake_rank
@@ -59,6 +61,8 @@ BACKENDS: dict[type, Any] = {
     EngineProxy: RolloutEngine,
 }
 TRAINERS = [kind for kind, protocol in BACKENDS.items() if protocol is not RolloutEngine]
+# Read only: to make one takes vLLM, or servers. That it refuses without a lease is in the suite for engines.
+READ_ONLY = [VllmEngine, ServerEngine]
 IN_PROCESS = [kind for kind in BACKENDS if kind not in (TrainerProxy, EngineProxy)]
 
 
@@ -186,7 +190,7 @@ def test_whatever_trains_or_generates_is_known_here() -> None:
     }
     contracts, services = {"Trainer", "RolloutEngine"}, {"TrainerService", "EngineService"}
     inner, empty = {"Passes"}, {"ReplayEngine"}
-    assert found == {kind.__name__ for kind in BACKENDS} | contracts | services | inner | empty
+    assert found == {kind.__name__ for kind in [*BACKENDS, *READ_ONLY]} | contracts | services | inner | empty
 
 
 # Called without a lease
@@ -336,7 +340,7 @@ def called(statement: ast.stmt) -> str:
     return ast.unparse(statement)
 
 
-@pytest.mark.parametrize("kind", IN_PROCESS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [*IN_PROCESS, *READ_ONLY], ids=lambda kind: kind.__name__)
 def test_the_first_statement_of_a_method_that_needs_a_lease_checks_the_gate(kind: Any) -> None:
     """Or hands everything to another such method."""
     for name, _, _ in leased(kind):
@@ -345,7 +349,9 @@ def test_the_first_statement_of_a_method_that_needs_a_lease_checks_the_gate(kind
 
 
 @pytest.mark.parametrize(
-    ("kind", "way"), [(TransformersEngine, "_need"), (FakeRankTrainer, "_check")], ids=["engine", "fake"]
+    ("kind", "way"),
+    [(TransformersEngine, "_need"), (VllmEngine, "_need"), (ServerEngine, "_need"), (FakeRankTrainer, "_check")],
+    ids=["engine", "vllm", "servers", "fake"],
 )
 def test_what_a_method_checks_by_looks_at_the_gate_first(kind: Any, way: str) -> None:
     assert called(first_statement(vars(kind)[way])) in {"self._gate.check", "self.gate.check"}
@@ -354,7 +360,7 @@ def test_what_a_method_checks_by_looks_at_the_gate_first(kind: Any, way: str) ->
 # Read: who may release memory
 
 
-RELEASERS = ("residency/", "trainers/fsdp/memory.py", "engines/transformers/live_weights.py")
+RELEASERS = ("residency/", "trainers/fsdp/memory.py", "engines/transformers/live_weights.py", "engines/vllm/memory.py")
 ELSEWHERE = {
     ("compat/cuda_driver.py", "torch.cuda.empty_cache"): "looks for room once more: what is in use stays",
 }

@@ -5,9 +5,9 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from tidemill.config.base import Plug
-from tidemill.config.kinds import AutoCount, Count, Offload, Precision
+from tidemill.config.kinds import AutoCount, Budget, Count, Offload, Precision, Seconds, Texts
 
-__all__ = ["EngineSettings", "TransformersEngineSettings", "replicas_for"]
+__all__ = ["EngineSettings", "TransformersEngineSettings", "VllmEngineSettings", "replicas_for"]
 
 
 class EngineSettings(Plug):
@@ -17,7 +17,8 @@ class EngineSettings(Plug):
     """Mean difference of log-probs in nats that its kernels explain, where it and the trainer compute in float32."""
 
     use: Annotated[str, Field(min_length=1)] = "transformers"
-    """Which engine: `transformers`, an entry point in `tidemill.engines`, or `module:Class` of a settings class."""
+    """Which engine: `transformers`, `vllm`, an entry point in `tidemill.engines`, or `module:Class` of a settings
+    class."""
     replicas: AutoCount = "auto"
     """Engines that share the prompts of a step. `auto` is one on each GPU that the trainer shares, or just one."""
     dtype: Precision = "auto"
@@ -33,6 +34,24 @@ class TransformersEngineSettings(EngineSettings):
 
     implementation: ClassVar[str] = "tidemill.engines.transformers.engine:TransformersEngine"
     float32_mismatch: ClassVar[float] = 0.001
+
+
+class VllmEngineSettings(EngineSettings):
+    """vLLM, in the engine's own process, on one GPU, or on a CPU with a build for it."""
+
+    implementation: ClassVar[str] = "tidemill.engines.vllm.engine:VllmEngine"
+    requires: ClassVar[tuple[str, ...]] = ("vllm",)
+
+    kv_memory: Budget = "auto"
+    """Bytes for keys and values, which are there while answers are generated. `auto` is room for `engine.max_batch`
+    answers of the longest prompts; more of it keeps more prompts in vLLM's prefix cache."""
+    graphs: bool = True
+    """Whether CUDA graphs are captured at the start, which then takes about a minute longer; a CPU has none."""
+    deadline: Seconds = 600.0
+    """Longest time in which no token is computed while answers are generated; then the step fails."""
+    options: Texts = ()
+    """vLLM's own engine options, each as `name=value` with a value in TOML, such as `"max_num_batched_tokens=8192"` or
+    `"attention_backend='TRITON_ATTN'"`. Those that other settings decide, or the engine itself, are refused."""
 
 
 def replicas_for(wanted: int | str, *, ranks: int, shares_gpus: bool) -> int:

@@ -42,10 +42,14 @@ _LOOKS_BEHIND_A_GROWTH = 3
 
 @dataclass(frozen=True)
 class Kept:
-    """A tensor that its owner keeps. `counted`: its memory is of PyTorch's allocator, which counts it."""
+    """A tensor that its owner keeps. `counted`: its memory is of PyTorch's allocator, which counts it.
+
+    `absent` are bytes that the allocator counts as its own, with this tensor, though others have taken them out.
+    """
 
     tensor: torch.Tensor
     counted: bool = True
+    absent: int = 0
 
 
 class Owner(Protocol):
@@ -73,8 +77,10 @@ def _owned_on(device: torch.device) -> list[Kept]:
 
 
 def uncounted_bytes(device: torch.device) -> int:
-    """Bytes on `device` that owners keep and PyTorch's allocator does not count."""
-    return sum(kept.tensor.untyped_storage().nbytes() for kept in _owned_on(device) if not kept.counted)
+    """Bytes on `device` that owners keep and PyTorch's allocator does not count, less those that it counts in vain."""
+    owned = _owned_on(device)
+    uncounted = sum(kept.tensor.untyped_storage().nbytes() for kept in owned if not kept.counted)
+    return uncounted - sum(kept.absent for kept in owned)
 
 
 class Meter(Protocol):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from tidemill.engines.common.sampling import draw, filtered, greedy, row_keys, uniforms
+from tidemill.engines.common.sampling import draw, filtered, greedy, row_keys, uniforms, uniforms_at
 
 MASK = (1 << 64) - 1
 
@@ -119,3 +119,9 @@ def test_log_probs_are_float32_whatever_the_models_dtype() -> None:
     logits = torch.randn(2, 9).bfloat16()
     for logprobs in (greedy(logits)[1], draw(logits, torch.rand(2).double(), temperature=1, top_k=3, top_p=0.9)[1]):
         assert logprobs.dtype == torch.float32
+
+
+def test_a_uniform_can_be_had_for_any_position_of_any_row_alone() -> None:
+    keys = row_keys(5, ["a", "b", "c"])
+    every = uniforms(keys, 20)
+    assert uniforms_at(keys, np.array([0, 7, 19])).tolist() == [every[0, 0], every[1, 7], every[2, 19]]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Float32, Float64, Int64, UInt64
     from torch import Tensor
 
-__all__ = ["draw", "filtered", "greedy", "row_keys", "uniforms"]
+__all__ = ["distribution", "draw", "filtered", "greedy", "pick", "row_keys", "uniforms", "uniforms_at"]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
@@ -32,8 +32,14 @@ def row_keys(seed: int, keys: Sequence[str]) -> "UInt64[np.ndarray, ' B']":
 
 def uniforms(keys: "UInt64[np.ndarray, ' B']", count: int) -> "Float64[np.ndarray, 'B N']":
     """Uniforms in the open interval (0, 1) for positions 0 to `count` - 1 of each row, with 52 bits each."""
-    positions = np.arange(1, count + 1, dtype=np.uint64)
-    mixed = keys[:, None] + positions[None, :] * _GOLDEN
+    return uniforms_at(keys[:, None], np.arange(count)[None, :])
+
+
+def uniforms_at(
+    keys: "UInt64[np.ndarray, '...']", positions: "Int64[np.ndarray, '...']"
+) -> "Float64[np.ndarray, '...']":
+    """Of each key the uniform for its position, from 0 on; the two broadcast."""
+    mixed = keys + (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN
     mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX[0]
     mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX[1]
     mixed ^= mixed >> np.uint64(31)
@@ -75,15 +81,24 @@ def draw(
     top_k: int,
     top_p: float,
 ) -> "tuple[Int64[Tensor, ' B'], Float32[Tensor, ' B']]":
-    """Ids drawn by inverse CDF, and their log-probs in nats under the very distribution drawn from, in float32.
+    """Ids drawn, and their log-probs in nats under the very distribution drawn from, in float32."""
+    logprobs = distribution(logits, temperature=temperature, top_k=top_k, top_p=top_p)
+    tokens = pick(logprobs, uniform)
+    return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
 
-    The CDF is summed in float64: in float32 a vocabulary of 150,000 loses the tail.
-    """
+
+def distribution(
+    logits: "Float[Tensor, 'B V']", *, temperature: float, top_k: int, top_p: float
+) -> "Float32[Tensor, 'B V']":
+    """Log-probs of every token, in nats, minus infinity where it is dropped."""
     scaled = logits.float()
     if temperature != 1.0:
         scaled = scaled / temperature
-    logprobs = filtered(scaled, top_k=top_k, top_p=top_p).log_softmax(-1)
+    return filtered(scaled, top_k=top_k, top_p=top_p).log_softmax(-1)
+
+
+def pick(logprobs: "Float32[Tensor, 'B V']", uniform: "Float64[Tensor, ' B']") -> "Int64[Tensor, ' B']":
+    """Ids by inverse CDF, summed in float64: in float32 a vocabulary of 150,000 loses the tail."""
     cdf = logprobs.exp().cumsum(-1, dtype=torch.float64)
     # right=True finds the first sum that exceeds the target: a token of probability 0 adds nothing and is passed over.
-    tokens = torch.searchsorted(cdf, uniform[:, None] * cdf[:, -1:], right=True)
-    return tokens[:, 0], logprobs.gather(1, tokens)[:, 0]
+    return torch.searchsorted(cdf, uniform[:, None] * cdf[:, -1:], right=True)[:, 0]

@@ -20,7 +20,7 @@ from tidemill.contracts.weights import EVERY_WEIGHT, Sample
 from tidemill.data.tokenizer_folder import load_tokenizer
 from tidemill.engines.common.answers import Answer, completions
 from tidemill.engines.common.held_version import HeldVersion
-from tidemill.engines.common.presence import check_present
+from tidemill.engines.common.presence import check_resident
 from tidemill.engines.common.requests import Limits, check_requests, check_sampling, plan_batches
 from tidemill.engines.common.sampling import row_keys, uniforms
 from tidemill.engines.common.stopping import NoStopStrings, StopStrings, end_ids
@@ -205,7 +205,8 @@ class TransformersEngine:
         self.publish(version)
 
     def _need(self, part: Part, doing: str) -> None:
-        check_present(self._gate, self.resident(), part, doing)
+        self._gate.check(part, doing)
+        check_resident(self.resident(), part, doing)
 
     # Generation
 

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import safe_open
 
-from tidemill.errors import DataError, ResidencyError, WeightSyncError
+from tidemill.engines.common.arrivals import Arrivals
+from tidemill.engines.common.stored import stored_weights
+from tidemill.errors import ResidencyError, WeightSyncError
 from tidemill.models.naming import model_naming
 from tidemill.models.skeleton import computed_buffers
-from tidemill.models.stored import COMPUTED
 from tidemill.residency.device_memory import check_not_lent
 from tidemill.residency.leaks import Kept, own
-from tidemill.weights.copying import copy_weight
+from tidemill.weights.grouped_copies import GroupedCopies
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +46,7 @@ class LiveWeights:
         self._slab = torch.empty(0, dtype=torch.uint8, device=device)
         self._views: dict[str, Tensor] = {}
         self._weights: dict[str, Tensor] = {}
-        self._arrived: set[str] = set()
+        self._arrivals = Arrivals(self._naming.names)
         own(self)
 
     def kept(self) -> Iterable[Kept]:
@@ -122,76 +122,37 @@ class LiveWeights:
 
     def begin(self) -> None:
         """Wait for every weight from now on, whatever came before."""
-        self._arrived.clear()
+        self._arrivals.begin()
 
     def load(self, tensors: "Iterable[tuple[str, Tensor]]") -> None:
-        """Copy weights in, casting, one tensor at a time: a source may make each as it is asked for it.
+        """Copy weights in, casting, as they come or some at a time: a source may make each as it is asked for it.
 
         Raises WeightSyncError at the first name or shape that does not fit, or that has come since `begin`, before that
         tensor is copied; what was copied by then stays.
         """
-        with torch.no_grad():
+        with GroupedCopies() as copies:
             for name, tensor in tensors:
-                if name not in self._naming.names or name in self._arrived:
-                    why = "it came twice" if name in self._arrived else "it has no weight of that name"
-                    raise WeightSyncError(
-                        f"cannot load {name} into the engine: {why}; trainer and engine must be built from the same "
-                        f"model folder, and tied weights come once"
-                    )
+                self._arrivals.check(name)
                 view = self._weights[name]
                 if tensor.shape != view.shape:
                     raise WeightSyncError(
                         f"cannot load {name} into the engine: it came as {tuple(tensor.shape)} and should be "
                         f"{tuple(view.shape)}; trainer and engine must be built from the same model folder"
                     )
-                copy_weight(view, tensor)
-                self._arrived.add(name)
+                copies.add(view, tensor)
+                self._arrivals.add(name)
 
     def missing(self) -> tuple[str, ...]:
         """Names of the weights that have not come since `begin`."""
-        return tuple(name for name in self._naming.names if name not in self._arrived)
+        return self._arrivals.missing()
 
     def views(self) -> "Mapping[str, Tensor]":
         """Every weight, by name, as it lies in the slab."""
         return dict(self._weights)
 
     def stored(self, folder: Path) -> "Iterator[tuple[str, Tensor]]":
-        """The folder's weights under the names that `load` takes, read one after the other.
-
-        A tied tensor may lie there under any of its names, or under several: then the one that is kept counts. What
-        memory joins may be joined there too. Raises DataError when there are no files.
-        """
-        there = frozenset(_stored_names(folder))
-        for name, tensor in _stored_weights(folder):
-            kept = self._naming.tied.get(name, name)
-            if name.endswith(COMPUTED) or (kept != name and kept in there):
-                continue
-            if tuple(tensor.shape) == self._naming.shapes.get(kept):
-                yield from self._naming.split(kept, tensor)
-            else:
-                yield name, tensor
-
-
-def _stored_weights(folder: Path) -> "Iterator[tuple[str, Tensor]]":
-    for tensors in _stored_files(folder):
-        for name in tensors.keys():  # noqa: SIM118  (safe_open is no mapping)
-            yield name, tensors.get_tensor(name)
-
-
-def _stored_names(folder: Path) -> Iterator[str]:
-    for tensors in _stored_files(folder):
-        yield from tensors.keys()
-
-
-def _stored_files(folder: Path) -> Iterator[Any]:
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise DataError(
-            f"cannot load weights from {folder}: no safetensors file; convert it with `tidemill model import`"
-        )
-    for file in files:
-        with safe_open(file, framework="pt", device="cpu") as tensors:
-            yield tensors
+        """The folder's weights under the names that `load` takes. Raises DataError when there are none."""
+        return stored_weights(folder, self._naming)
 
 
 def _aligned(size: int) -> int:

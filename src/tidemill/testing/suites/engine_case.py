@@ -88,8 +88,8 @@ class EngineCase:
 
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:
-        """A tied model whose distributions are far from flat."""
-        folder = make_tiny_model(tmp_path / "model", hidden=32, heads=2, kv_heads=1)
+        """A tied model whose distributions are far from flat, with heads of a size that all kernels know."""
+        folder = make_tiny_model(tmp_path / "model", hidden=64, heads=2, kv_heads=1)
         model = AutoModelForCausalLM.from_pretrained(folder)
         with torch.no_grad():
             for parameter in model.parameters():
