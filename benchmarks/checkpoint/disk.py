@@ -6,6 +6,7 @@ blocks under way at once; durable at the end like everything here: fsync of the 
 
 import contextlib
 import errno
+import math
 import mmap
 import os
 import time
@@ -53,26 +54,29 @@ class Raw:
             path.unlink()
             fsync_folder(self._folder)
 
-    def read(self, folder: Path, *, direct: bool) -> float:
-        """Seconds to read all files in `folder`, which are not in the page cache.
+    def read(self, folder: Path, *, direct: bool, most: float = math.inf) -> float:
+        """Seconds to read all files in `folder`, which are not in the page cache; by the rate of `most` bytes of them.
 
         Past the page cache a few blocks at once, as far as that is allowed there; else one by one, read ahead by the
         system.
         """
         drop_from_cache(folder)
-        began = time.perf_counter()
+        began, whole, left = time.perf_counter(), folder_bytes(folder), min(most, folder_bytes(folder))
+        wanted = left
         for path in _files(folder):
+            size = min(path.stat().st_size, int(left))
+            left -= size
             descriptor = os.open(path, os.O_RDONLY | self._flag(direct and self.direct))
             try:
                 self._all(
                     lambda start, view, file=descriptor: os.preadv(file, [view], start),  # type: ignore[misc]
-                    path.stat().st_size,
+                    size,
                     whole=True,
                     depth=_DEPTH if direct else 1,
                 )
             finally:
                 os.close(descriptor)
-        return time.perf_counter() - began
+        return (time.perf_counter() - began) * whole / wanted
 
     def _all(
         self, work: Callable[[int, memoryview], object], size: int, *, whole: bool = False, depth: int = _DEPTH

@@ -93,7 +93,7 @@ class Sleeper:
         self.gate.check(Part.ALL, "load")
         self.settle()
         began = time.perf_counter()
-        self.saver.load(saved.tensors)
+        self.saver.load(saved.tensors, key=self.version + 1)
         self.load_seconds = time.perf_counter() - began
         self.version += 1
 

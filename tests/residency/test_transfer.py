@@ -21,6 +21,32 @@ def test_a_host_copy_is_there_when_it_is_finished() -> None:
     assert torch.equal(source, target)
 
 
+def test_of_many_copies_each_group_has_its_mark() -> None:
+    transfer = transfer_for(torch.device("cpu"))
+    source, target = torch.arange(100, dtype=torch.uint8), torch.zeros(100, dtype=torch.uint8)
+    halves = [[(target[:50], source[:50])], [(target[50:80], source[50:80]), (target[80:], source[80:])], []]
+    marks = transfer.copy_all(halves)
+    for mark in marks:
+        mark()
+    assert len(marks) == 3 and torch.equal(source, target)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_many_copies_go_in_order_and_each_mark_says_when_its_own_are_there() -> None:
+    transfer = CudaTransfer(numbered(torch.device("cuda")))
+    sources = [torch.full((1 << 26,), value, dtype=torch.uint8).pin_memory() for value in (1, 2, 3)]
+    targets = [torch.zeros(1 << 26, dtype=torch.uint8, device="cuda") for _ in sources]
+    transfer.begin()
+    marks = transfer.copy_all([pair] for pair in zip(targets, sources, strict=True))
+    other = torch.cuda.Stream()
+    for mark, target, value in zip(marks, targets, (1, 2, 3), strict=True):
+        mark()
+        with torch.cuda.stream(other):
+            assert bool((target == value).all())
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+
+
 def test_a_cpu_has_no_number() -> None:
     assert numbered(torch.device("cpu")) == torch.device("cpu")
 

@@ -67,6 +67,7 @@ class Writer:
         self._patience = patience
         self._emit = emit
         self._thread = threading.Thread()
+        self._start = threading.Lock()
         self._job: _Job | None = None
         self._failure: CheckpointError | None = None
         self.durable_step = -1
@@ -94,8 +95,10 @@ class Writer:
             release_after(error, staged.snapshots.values())
             raise
         self._job = job
-        self._thread = threading.Thread(target=self._write, args=(job,), name="checkpoint-writer", daemon=True)
-        self._thread.start()
+        self._thread = threading.Thread(target=self._write_later, args=(job,), name="checkpoint-writer", daemon=True)
+        # Who starts a thread waits for a sign of it, and then for Python, which the thread would go on to hold.
+        with self._start:
+            self._thread.start()
 
     def make_way(self, step: int, limit: float, *, must: bool) -> bool:
         """As `wait`, before `step` is submitted. False, with a warning, when it has to be left out since an abandoned
@@ -161,6 +164,11 @@ class Writer:
             f"{format_seconds(waited)} ({job.done} of {job.staged.total_bytes} bytes written) and is left uncommitted; "
             f"earlier checkpoints are untouched: raise checkpoint.grace, or look at the disk"
         )
+
+    def _write_later(self, job: _Job) -> None:
+        with self._start:
+            pass
+        self._write(job)
 
     def _write(self, job: _Job) -> None:
         try:

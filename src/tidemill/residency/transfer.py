@@ -9,9 +9,12 @@ import torch
 from tidemill.residency import mapped
 from tidemill.units import MIB
 
-__all__ = ["CudaTransfer", "HostTransfer", "Transfer", "in_blocks", "numbered", "transfer_for"]
+__all__ = ["CudaTransfer", "HostTransfer", "Pair", "Transfer", "in_blocks", "numbered", "transfer_for"]
 
 T = TypeVar("T")
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""Target and source, flat uint8."""
 
 # 4 GiB of an H200 in pieces of 64, 256 and 1024 MiB took 5.1, 1.5, 0.8 ms to get, and 4.9, 2.8, 2.4 ms to give back.
 _BLOCK_BYTES = 512 * MIB
@@ -36,6 +39,10 @@ class Transfer(Protocol):
 
     def mark(self) -> Callable[[], None]:
         """What returns, in any thread, when all copies started so far are complete."""
+        ...
+
+    def copy_all(self, groups: Iterable[Iterable[Pair]]) -> list[Callable[[], None]]:
+        """`copy` of every pair in every group, and a `mark` behind each group: of many, faster than one by one."""
         ...
 
     def finish(self) -> None:
@@ -67,6 +74,15 @@ class HostTransfer:
     def mark(self) -> Callable[[], None]:
         """Complete already."""
         return self.finish
+
+    def copy_all(self, groups: Iterable[Iterable[Pair]]) -> list[Callable[[], None]]:
+        """One by one."""
+        return [self._copied(group) for group in groups]
+
+    def _copied(self, group: Iterable[Pair]) -> Callable[[], None]:
+        for target, source in group:
+            self.copy(target, source)
+        return self.mark()
 
     def finish(self) -> None:
         """Nothing to wait for."""
@@ -104,6 +120,16 @@ class CudaTransfer:
         event.record(self._stream)
         wait: Callable[[], None] = event.synchronize
         return wait
+
+    def copy_all(self, groups: Iterable[Iterable[Pair]]) -> list[Callable[[], None]]:
+        """Queue all, on a stream that is chosen once: to choose it takes as long as to queue a copy."""
+        with torch.cuda.stream(self._stream):
+            return [self._queued(group) for group in groups]
+
+    def _queued(self, group: Iterable[Pair]) -> Callable[[], None]:
+        for target, source in group:
+            target.copy_(source, non_blocking=True)
+        return self.mark()
 
     def finish(self) -> None:
         """Wait for the copying stream."""

@@ -3,9 +3,11 @@
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
+
+from tidemill.residency.transfer import Pair
 
 __all__ = ["LateTransfer"]
 
@@ -40,6 +42,15 @@ class LateTransfer:
         done = threading.Event()
         self._queue.put(done.set)
         return lambda: self._wait(done)
+
+    def copy_all(self, groups: Iterable[Iterable[Pair]]) -> list[Callable[[], None]]:
+        """In order."""
+        return [self._copied(group) for group in groups]
+
+    def _copied(self, group: Iterable[Pair]) -> Callable[[], None]:
+        for target, source in group:
+            self.copy(target, source)
+        return self.mark()
 
     def finish(self) -> None:
         """All of it."""

@@ -441,6 +441,19 @@ def test_loading_a_snapshot_brings_back_the_state_of_its_moment(run: Run) -> Non
     assert [run.step(seed) for seed in (1, 2)] == expected
 
 
+def test_what_is_loaded_under_a_key_is_in_the_pages_too_and_sleeps_without_a_copy(run: Run) -> None:
+    run.step(0)
+    run.saver.capture(run.version)
+    snapshot, then = run.saver.snapshot(), run.state()
+    run.step(1)
+    run.saver.load(snapshot.tensors, key="loaded")
+    snapshot.release()
+    assert run.saver.sealed_key == "loaded" and run.saver.capture("loaded").copied == 0
+    run.saver.release("loaded")
+    run.saver.restore()
+    assert same(run.state(), then)
+
+
 def test_loading_writes_no_page_that_a_snapshot_holds(run: Run) -> None:
     run.saver.capture(0)
     old = run.saver.snapshot()

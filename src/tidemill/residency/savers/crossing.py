@@ -15,7 +15,7 @@ from tidemill.residency.leaks import Kept
 from tidemill.residency.ledger import NO_SLAB
 from tidemill.residency.pages import PageRun
 from tidemill.residency.slabs import Slab
-from tidemill.residency.transfer import Transfer
+from tidemill.residency.transfer import Pair, Transfer
 
 __all__ = ["Captured", "Crossing", "Outgoing", "check_key"]
 
@@ -120,27 +120,36 @@ class Crossing:
 
     def out(self, number: int) -> Outgoing:
         """Start copying a slab to pages. Those that cannot be written yet, as they are read, are left."""
-        faults.point("residency.capture.slab")
-        self.transfer.begin()
-        late = self._out(self.arena.places(number))
-        return Outgoing(number, self.transfer.mark(), late)
+        return self._out_all([number])[0]
 
-    def _out(self, places: Iterable[Place]) -> list[Place]:
-        left = []
+    def _out_all(self, numbers: Iterable[int]) -> list[Outgoing]:
+        late: dict[int, list[Place]] = {}
+
+        def pairs(number: int) -> list[Pair]:
+            faults.point("residency.capture.slab")
+            found, late[number] = self._out(self.arena.places(number))
+            return found
+
+        self.transfer.begin()
+        marks = self.transfer.copy_all(map(pairs, numbers))
+        return [Outgoing(number, mark, late[number]) for number, mark in zip(late, marks, strict=True)]
+
+    def _out(self, places: Iterable[Place]) -> tuple[list[Pair], list[Place]]:
+        """What is to be copied to pages that can be written, and the places of others."""
+        pairs, left = list[Pair](), list[Place]()
         for place in places:
             page = self.arena.writable(place)
             if page is None:
                 left.append(place)
-                continue
-            slab, index = place
-            start = index * self.arena.page_bytes
-            self.transfer.copy(page, self.slabs[slab].memory.flat[start : start + page.numel()])
-        return left
+            else:
+                start = place[1] * self.arena.page_bytes
+                pairs.append((page, self.slabs[place[0]].memory.flat[start : start + page.numel()]))
+        return pairs, left
 
     def out_all(self, numbers: Iterable[int]) -> list[Outgoing]:
         """`out` of each; when that fails, nothing is under way."""
         try:
-            return [self.out(number) for number in numbers]
+            return self._out_all(numbers)
         except BaseException:
             self.transfer.finish()
             raise
@@ -193,7 +202,8 @@ class Crossing:
             while places:
                 self.arena.wait_for(places, since=began, seconds=self._seconds)
                 waited = time.monotonic() - began
-                places = self._out(places)
+                pairs, places = self._out(places)
+                self.transfer.copy_all([pairs])
         finally:
             self.transfer.finish()
         return waited
@@ -212,19 +222,17 @@ class Crossing:
         """Start copying a slab in, which has memory."""
         self.fill_all([number])
 
-    def fill_all(self, numbers: Iterable[int]) -> None:
+    def fill_all(self, numbers: Sequence[int]) -> None:
         """Start copying in, one after the other, slabs that all have memory."""
         # Behind what is queued: the allocator may have handed out memory that queued work still uses.
         self.transfer.begin()
-        for number in numbers:
-            self._in(number)
-            with self._lock:
-                self._arriving[number] = self.transfer.mark()
+        marks = self.transfer.copy_all(map(self._in, numbers))
+        with self._lock:
+            self._arriving.update(zip(numbers, marks, strict=True))
 
-    def _in(self, number: int) -> None:
+    def _in(self, number: int) -> Iterable[Pair]:
         flat = self.slabs[number].memory.flat
-        for start, page in self.arena.run(number).stretches():
-            self.transfer.copy(flat[start : start + page.numel()], page)
+        return [(flat[start : start + page.numel()], page) for start, page in self.arena.run(number).stretches()]
 
     @property
     def arriving(self) -> bool:
@@ -280,8 +288,7 @@ class Crossing:
     def refill(self) -> None:
         """Copy all pages to the slabs, which are awake."""
         self.transfer.begin()
-        for number in range(len(self.slabs)):
-            self._in(number)
+        self.transfer.copy_all(map(self._in, range(len(self.slabs))))
         self.transfer.finish()
 
     def undo(self, brought: Iterable[int]) -> None:

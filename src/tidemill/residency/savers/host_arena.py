@@ -241,11 +241,12 @@ class HostArenaSaver:
         tensors = PagedTensors(self._ledger, runs, reading)
         return Snapshot(tensors=tensors, written=reading.let_go, release=reading.release)
 
-    def load(self, tensors: Mapping[str, SavedTensor]) -> None:
-        """Put saved bytes into the device tensors, by way of the pages; all parts must be awake. Unseals.
+    def load(self, tensors: Mapping[str, SavedTensor], *, key: Hashable | None = None) -> None:
+        """Put saved bytes into the device tensors, by way of the pages, which are sealed under `key` then, or unsealed.
 
-        Strict: raises CheckpointError, and changes nothing, unless names, dtypes and shapes are the ledger's; and, with
-        the device tensors as they were, when the bytes cannot be read or are too few. Waits for readers as `capture`.
+        All must be awake. Strict: raises CheckpointError, and changes nothing, unless names, dtypes and shapes are the
+        ledger's; and, with the device tensors as they were, when the bytes cannot be read or are too few. Waits for
+        readers as `capture`.
         """
         check_loadable(self._ledger, tensors)
         with self._turn("load"):
@@ -256,6 +257,7 @@ class HostArenaSaver:
             self._crossing.make_writable()
             put_all(self._ledger, self._arena.run, tensors)
             self._crossing.refill()
+            self._seal(key)
 
     def resident_part(self) -> Part:
         """The parts that are on the device whole; parts without bytes are in none."""

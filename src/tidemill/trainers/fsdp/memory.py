@@ -215,9 +215,10 @@ class RankMemory:
             return True
         return self._ranks.rank < self._ranks.shards and not entry.name.startswith("buffer/") and entry.bytes > 0
 
-    def load(self, saved: Saved) -> bool:
-        """Of whole tensors this rank's pieces. Whether moments are missing and begin at zero, as `saved` accepts.
+    def load(self, saved: Saved, version: int) -> bool:
+        """Of whole tensors this rank's pieces, as contents `version`; the host pages hold them too, then.
 
+        Whether moments are missing and begin at zero, as `saved` accepts.
         Raises CheckpointError, and changes nothing, unless all fit.
         """
         tensors, moments = saved.tensors, self._optimizer.state()
@@ -232,7 +233,7 @@ class RankMemory:
                 )
             tensors = with_fresh_moments(tensors, self._saver.ledger, moments)
         reshard(self._predictor)
-        self._saver.load(boxes(self._saver.ledger, tensors))
+        self._saver.load(boxes(self._saver.ledger, tensors), key=version)
         if missing and self._ranks.rank == 0:
             text = f"{absent}: all moments begin at zero and steps count from 0 (checkpoint.accept has {ACCEPTED})"
             self._emit(Notice(text=text, level="warning"))

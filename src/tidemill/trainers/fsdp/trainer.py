@@ -279,7 +279,7 @@ class FsdpTrainer:
         progress = Progress.from_json(saved.extra)
         progress.check_phase(self._phases)
         self._memory.settle()
-        if self._memory.load(saved):
+        if self._memory.load(saved, self._version + 1):
             progress = progress.with_fresh_moments()
         self._progress, self._optimizer.steps = progress, progress.optimizer_steps
         self._version, self._torn = self._version + 1, False
