@@ -40,6 +40,7 @@ class VllmEngineSettings(EngineSettings):
     """vLLM, in the engine's own process, on one GPU, or on a CPU with a build for it."""
 
     implementation: ClassVar[str] = "tidemill.engines.vllm.engine:VllmEngine"
+    float32_mismatch: ClassVar[float] = 0.01
     requires: ClassVar[tuple[str, ...]] = ("vllm",)
 
     kv_memory: Budget = "auto"
