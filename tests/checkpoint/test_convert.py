@@ -18,6 +18,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from tidemill.checkpoint.foreign.convert import Converted, convert
@@ -91,6 +92,26 @@ def test_a_folder_of_bins_becomes_a_model_folder(base: Path, trained: State, tmp
     assert same_weights(tmp_path / "out", trained)
     for name in ("tokenizer.json", "config.json"):
         assert (tmp_path / "out" / name).read_bytes() == (base / name).read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["bins", "apart", "joined", "wrapped"])
+def test_experts_are_taken_each_for_itself_or_joined(tmp_path: Path, kind: str) -> None:
+    """As files have them, or as a framework saves what it holds."""
+    base = make_tiny_model(tmp_path / "base", family="qwen3_moe", tied=False, hidden=32, heads=2, kv_heads=2)
+    files = {name: tensor + 1 for name, tensor in load_file(base / "model.safetensors").items()}
+    held = {name: tensor + 1 for name, tensor in AutoModelForCausalLM.from_pretrained(base).state_dict().items()}
+    if kind == "bins":
+        source = hf_folder(tmp_path / "hf", base, files, shards=2)
+    else:
+        state = {"apart": files, "joined": held}.get(kind) or {
+            name.replace(".experts.", ".experts._orig_mod."): tensor for name, tensor in files.items()
+        }
+        source = save_dcp({f"actor.{name}": tensor for name, tensor in state.items()}, tmp_path / "dcp")
+    result = converted("hf" if kind == "bins" else "dcp", source, tmp_path / "out", None if kind == "bins" else base)
+    assert result.tensors == len(held if kind == "joined" else files)
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert found.keys() == files.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in files.items())
 
 
 @pytest.mark.parametrize("prefix", ["", "app.model.", "model."])

@@ -1,7 +1,7 @@
 """The engine's log-probs of what it sampled are the trainer's, at every temperature, when updates change nothing."""
 
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 import numpy as np
 import pytest
@@ -50,11 +50,11 @@ def grpo(temperature: float) -> Grpo:
 class Pair:
     """Trainer and engine over one model, in a budget that has room for both."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, device: str = "cpu", dtype: Literal["float32", "bfloat16"] = "float32") -> None:
         self.trainer = FsdpTrainer(
             model=folder,
-            place=Place(),
-            compute_dtype="float32",
+            place=Place(device=device),
+            compute_dtype=dtype,
             tokens_per_micro_batch=128,
             minibatches=1,
             recompute=False,
@@ -63,7 +63,7 @@ class Pair:
             page_bytes=1 << 16,
             emit=ignore,
         )
-        self.engine = TransformersEngine(model=folder, device="cpu", dtype="float32", max_batch=8, emit=ignore)
+        self.engine = TransformersEngine(model=folder, device=device, dtype=dtype, max_batch=8, emit=ignore)
         budget = self.trainer.footprint(Part.ALL) + self.engine.footprint(Part.ALL)
         self.residency = LeaseManager(budget=budget, emit=ignore, deadline=5.0)
         self.residency.admit(self.trainer)
@@ -160,6 +160,31 @@ def test_every_kind_of_model_is_handed_over_and_speaks_in_the_engine_as_in_the_t
     with pair.residency.awake(pair.trainer):
         again = pair.trainer.log_probs(batch)
     assert np.abs(again - batch.logprobs)[batch.loss_mask].max() < TOLERANCE
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("dtype", "most"), [("float32", 2e-3), ("bfloat16", 0.1)])
+@pytest.mark.parametrize("family", get_args(Family))
+def test_every_kind_of_model_learns_and_speaks_on_a_gpu(
+    tmp_path: Path, family: Family, dtype: Literal["float32", "bfloat16"], most: float
+) -> None:
+    """Twice from the same start: the same bits. Engine and trainer multiply in other shapes, and round otherwise."""
+    folder = make_tiny_model(tmp_path / "model", family=family, hidden=128, heads=4, kv_heads=2)
+    seen = []
+    for _ in range(2):
+        pair = Pair(folder, device="cuda", dtype=dtype)
+        for step in range(2):
+            pair.hand_over(step)
+            batch = pair.batch(step, 1.0, claimed=1.0)
+            with pair.residency.awake(pair.trainer):
+                report = pair.trainer.step(batch, grpo(1.0).loss)
+            assert report.metrics["policy/grad_norm"] > 0.0
+            assert np.abs(report.logprobs - batch.logprobs)[batch.loss_mask].max() < most
+        seen.append((batch.token_ids.tobytes(), report.logprobs.tobytes(), report.metrics["policy/grad_norm"]))
+        pair.engine.sleep()
+        pair.trainer.close()
+    assert seen[0] == seen[1]
 
 
 def test_an_update_at_learning_rate_zero_leaves_every_bit_of_the_engines_weights(folder: Path) -> None:

@@ -43,9 +43,7 @@ def test_specs_and_names_are_those_of_the_files() -> None:
         "both.0",
         "both.1",
     ]
-    assert not naming.plain
-    assert Naming({"w": [whole("w", (1,))]}, {"w": (1,)}, {}).plain
-    assert not Naming({"w": [whole("w", (1,), called="v")]}, {"w": (1,)}, {}).plain
+    assert naming.tied == {"f": "first"} and naming.shapes["both"] == (2, 3, 2)
 
 
 @given(st.integers(0, 2), st.integers(0, 2), st.integers(0, 3), st.integers(0, 3), st.integers(1, 3))
@@ -66,16 +64,6 @@ def test_what_a_piece_holds_of_each_name_is_where_numpy_says(a: int, b: int, c: 
     wanted = np.full_like(array, -1)
     wanted[first:last, top:end] = array[first:last, top:end]
     assert np.array_equal(made, wanted)
-
-
-def test_names_and_shapes_are_compared_both_ways() -> None:
-    naming = joined()
-    right = {"first": (4,), "both.0": (3, 2), "both.1": (3, 2)}
-    assert not naming.misfits(right) and not naming.misfits(right | {"f": (4,)})
-    assert not naming.misfits({"f": (4,), "both.0": (3, 2), "both.1": (3, 2)})
-    assert naming.misfits({"first": (4,), "both.0": (3, 2)}) == "1 missing (both.1)"
-    assert naming.misfits(right | {"both": (2, 3, 2)}) == "1 unexpected (both)"
-    assert naming.misfits(right | {"both.1": (2, 3), "f": (5,)}) == "2 misshapen (both.1, f)"
 
 
 @pytest.mark.parametrize(

@@ -87,11 +87,6 @@ class Naming:
         """Every Hugging Face tensor, tied ones once, in the model's order."""
         return self._by_name
 
-    @property
-    def plain(self) -> bool:
-        """Whether every tensor is whole and has one name on both sides."""
-        return all(name == cut.tensor and cut.box == self.shapes[name] for name, cut in self._by_name.items())
-
     def cuts(self, tensor: str) -> tuple[Cut, ...]:
         """What the trainer's tensor is made up of. Raises KeyError for a name that the trainer does not have."""
         return self._cuts[tensor]
@@ -114,25 +109,6 @@ class Naming:
         """Of every cut of the trainer's tensor, what lies in the piece of `shape` at `offset`: a rank's, say."""
         for cut in self._cuts[tensor]:
             yield _overlap(cut, offset, shape)
-
-    def misfits(self, shapes: Mapping[str, Shape]) -> str:
-        """What keeps tensors of these Hugging Face names and shapes from being this model's; "" when nothing does.
-
-        A tied tensor may be there under any of its names, or under several.
-        """
-        known = {name: kept for name, kept in self.tied.items() if name not in self._by_name}
-        there = {*shapes, *(known[name] for name in shapes if name in known)}
-        wrong = {
-            "missing": [name for name in self._by_name if name not in there],
-            "unexpected": [name for name in shapes if name not in self._by_name and name not in known],
-            "misshapen": [
-                name
-                for name, shape in shapes.items()
-                if (cut := self._by_name.get(known.get(name, name))) is not None and cut.shape != shape
-            ],
-        }
-        found = [f"{len(names)} {how} ({', '.join(sorted(names)[:_SHOWN])})" for how, names in wrong.items() if names]
-        return ", ".join(found)
 
 
 def boxed(value: "Tensor", start: Shape, box: Shape) -> "Tensor":

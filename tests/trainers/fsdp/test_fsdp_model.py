@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from tidemill.errors import DataError
 from tidemill.trainers.fsdp.model import load_predictor
@@ -71,6 +72,40 @@ def test_a_model_of_an_unknown_type_is_refused_with_the_known_ones(tiny_models: 
     folder = copy_of(tiny_models(), tmp_path / "model")
     (folder / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     with pytest.raises(DataError, match=r"'gpt2'.*llama, mistral, qwen2, qwen3, qwen3_moe, gemma"):
+        load(folder)
+
+
+def test_experts_may_be_joined_in_the_files_as_they_are_in_memory(tiny_models: Models, tmp_path: Path) -> None:
+    apart = tiny_models("qwen3_moe", False)
+    folder = copy_of(apart, tmp_path / "model")
+    wanted = dict(AutoModelForCausalLM.from_pretrained(apart, dtype=torch.float32).named_parameters())
+    held = {name: tensor.detach().clone() for name, tensor in wanted.items()}
+    save_file(held, folder / "model.safetensors", metadata={"format": "pt"})
+    for network in (load(folder), load(apart)):
+        found = dict(network.named_parameters())
+        assert found.keys() == wanted.keys()
+        assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"1.down_proj": None}, r"1 missing \(model.layers.1.mlp.experts.1.down_proj.weight"),
+        ({"4.down_proj": (32, 96)}, r"1 unexpected \(model.layers.1.mlp.experts.4.down_proj.weight"),
+        ({"1.down_proj": (96, 32)}, r"1 mismatched \(model.layers.1.mlp.experts.1.down_proj.weight"),
+    ],
+)
+def test_experts_that_do_not_fit_the_config_are_named(
+    tiny_models: Models, tmp_path: Path, change: dict[str, tuple[int, ...] | None], said: str
+) -> None:
+    folder = copy_of(tiny_models("qwen3_moe", False), tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    for short, shape in change.items():
+        name = f"model.layers.1.mlp.experts.{short}.weight"
+        tensors.pop(name, None)
+        tensors |= {} if shape is None else {name: torch.zeros(shape)}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(DataError, match=said):
         load(folder)
 
 

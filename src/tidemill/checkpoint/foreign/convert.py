@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tidemill.checkpoint.base_model import read_base_model
 from tidemill.checkpoint.export import export_model
-from tidemill.checkpoint.foreign.names import matched
+from tidemill.checkpoint.foreign.names import matched, unwrapped
 from tidemill.checkpoint.foreign.sources import Source, open_bins, open_dcp
 from tidemill.config.tokenizer_files import holds_a_tokenizer
 from tidemill.contracts.events import Emit
@@ -58,7 +58,7 @@ def convert(
 def _wanted(names: Collection[str], naming: Naming) -> list[str]:
     """What to look for among `names`: tensors as files have them apart, if one is there, or as memory joins them."""
     apart = {cut.name for cut in naming.names.values()} - naming.shapes.keys()
-    return list(naming.names) if any(name.endswith(tuple(apart)) for name in names) else list(naming.shapes)
+    return list(naming.names) if any(unwrapped(name).endswith(tuple(apart)) for name in names) else list(naming.shapes)
 
 
 def _base(kind: str, source: Path, base: Path | None) -> Path:

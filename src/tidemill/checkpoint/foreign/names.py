@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 
 from tidemill.errors import CheckpointError
 
-__all__ = ["matched"]
+__all__ = ["matched", "unwrapped"]
 
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 _SHOWN = 3
@@ -19,7 +19,7 @@ def matched(
     out. Wrappers that torch puts around modules do not count. Raises CheckpointError when names are missing, or when
     two prefixes would do.
     """
-    plain = {_unwrapped(name): name for name in names}
+    plain = {unwrapped(name): name for name in names}
     known = {name: [name, *(other for other, kept in tied.items() if kept == name)] for name in wanted}
     found = {one: _found(one, plain, known) for one in _prefixes(plain, known, prefix)}
     whole = [one for one, there in found.items() if len(there) == len(known)]
@@ -38,7 +38,8 @@ def matched(
     return whole[0], {**found[whole[0]], **also}
 
 
-def _unwrapped(name: str) -> str:
+def unwrapped(name: str) -> str:
+    """Without what torch's wrappers put into names."""
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
     return name
