@@ -1,5 +1,6 @@
 """tidemill.cluster.weight_sender: whole weights into buckets, in lockstep whoever packs."""
 
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -124,3 +125,19 @@ def test_a_dtype_unknown_is_refused_before_anything_is_pulled() -> None:
     with pytest.raises(WeightSyncError, match="int4"):
         WeightSender(trainer).open_shipment("int4", 1, "bytes")
     assert trainer.pulled == 0
+
+
+def test_a_sender_keeps_no_parcel_that_was_taken_so_that_no_more_than_two_buckets_are_in_memory() -> None:
+    trainer = TensorTrainer()
+    sender = WeightSender(trainer)
+    last = sender.open_shipment("float32", 1, "bytes")
+    on_their_way: list[weakref.ref] = []
+    for _ in range(3):
+        parcel = sender.take_parcel()
+        on_their_way.append(weakref.ref(parcel.payload.base))
+        assert [way() is None for way in on_their_way] == [True] * (len(on_their_way) - 1) + [False]
+        assert not last
+        last = sender.next_parcel()  # while `parcel` is being loaded
+        del parcel
+    sender.close_shipment()
+    assert all(way() is None for way in on_their_way)

@@ -68,8 +68,9 @@ class Checksums:
         """
         self._order[name] = len(self._order)
         if tensor.device.type == "cpu":
-            with self._spent.measured(tensor.device):
-                self._known[name] = self._of_bytes(tensor.detach().to(dtype).contiguous())
+            began = time.perf_counter()
+            self._known[name] = self._of_bytes(tensor.detach().to(dtype).contiguous())
+            self._spent.seconds += time.perf_counter() - began
             return
         self._waiting.append((name, tensor.detach(), dtype))
         self._waiting_bytes += tensor.nbytes
@@ -101,19 +102,17 @@ class Checksums:
 
 
 class _Spent:
-    """Time that work takes where it is done: between two events in a GPU's queue, or on the CPU's clock."""
+    """Time that work takes where it is done: `seconds` on the CPU's clock, and between events in a GPU's queue."""
 
     def __init__(self) -> None:
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        self._seconds = 0.0
+        self.seconds = 0.0
 
     @contextlib.contextmanager
     def measured(self, device: torch.device) -> Iterator[None]:
-        """The block, or what it queues on the current stream of `device`."""
+        """What the block queues on the current stream of `device`."""
         if device.type != "cuda":
-            began = time.perf_counter()
             yield
-            self._seconds += time.perf_counter() - began
             return
         stream = torch.cuda.current_stream(device)
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
@@ -124,7 +123,7 @@ class _Spent:
 
     def total(self) -> float:
         """Seconds, when all of it is done."""
-        return self._seconds + sum(float(first.elapsed_time(last)) for first, last in self._events) / 1000
+        return self.seconds + sum(float(first.elapsed_time(last)) for first, last in self._events) / 1000
 
 
 @functools.cache
