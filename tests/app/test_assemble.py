@@ -81,7 +81,7 @@ class Stop:
             raise Terminated("stopped by SIGTERM")
 
 
-@pytest.mark.parametrize(("looks", "built"), [(0, []), (1, ["trainer"]), (2, ["trainer", "engine"])])
+@pytest.mark.parametrize(("looks", "built"), [(0, []), (1, ["engine"]), (2, ["engine", "trainer"])])
 def test_a_signal_that_comes_while_parts_are_built_ends_the_run_before_the_next_one(
     tmp_path: Path, looks: int, built: list[str]
 ) -> None:

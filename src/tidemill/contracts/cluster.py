@@ -20,7 +20,7 @@ class Cluster(Protocol):
         ...
 
     def engine(self, build: BuildEngine, *, replicas: int) -> RolloutEngine:
-        """An engine of `replicas` replicas that hold the same weights. Call it after `trainer`."""
+        """An engine of `replicas` replicas that hold the same weights. Call it before `trainer`, which comes awake."""
         ...
 
     def weight_sync(self, residency: Residency, emit: Emit, *, samples: Samples) -> WeightSync:

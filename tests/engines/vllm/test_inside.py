@@ -1,5 +1,6 @@
-"""What only a running vLLM shows: tidemill.engines.vllm.assembly, building, loading, generation and weights inside
-it, and tidemill.compat.vllm_cpu_weights.
+"""What only a running vLLM shows: tidemill.engines.vllm.assembly, tidemill.engines.vllm.building,
+tidemill.engines.vllm.loading, tidemill.engines.vllm.generation, tidemill.engines.vllm.weights, and
+tidemill.compat.vllm_cpu_weights.
 """
 
 from pathlib import Path
