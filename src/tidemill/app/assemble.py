@@ -84,10 +84,11 @@ def assembled(
             emit=emit,
         )
         algorithm = build.build_algorithm(config)
+        # The engine first: while it starts it may need a GPU for itself, and it is asleep then.
+        engine, make_sync = _engine(config, cluster, emit)
+        stop.check()
         trainer = cluster.trainer(functools.partial(build.build_trainer, config), ranks=config.trainer.ranks)
         stack.callback(trainer.close)
-        stop.check()
-        engine, make_sync = _engine(config, cluster, emit)
         residency = leases(config, cluster, trainer=trainer, engine=engine, emit=emit)
         stack.callback(residency.close)
         stop.check()
