@@ -55,6 +55,13 @@ REFUSED = {
     "a page is not negative": ("residency.page=-1", "residency.page = -1", "greater than 0"),
     "spare memory is not negative": ("residency.spare=-1", "residency.spare = -1", '"auto" or a size'),
     "spare memory is not false": ("residency.spare=false", "residency.spare = false", '"auto" or a size'),
+    "weights are compared in a known way": (
+        "weights.verify=never",
+        'weights.verify = "never"',
+        '"always", "sampled" or "off"',
+    ),
+    "weights take turns of two or more": ("weights.verify_within=1", "verify_within = 1", "or equal to 2"),
+    "weights have their turn some day": ("weights.verify_within=1001", "verify_within = 1001", "or equal to 1000"),
     "a mismatch is not nothing": ("rollout.max_mismatch=0", "max_mismatch = 0", '"off" or nats above 0'),
     "a mismatch is a number": ("rollout.max_mismatch=nan", "max_mismatch = nan", '"off" or nats above 0'),
     "a mismatch is not true": ("rollout.max_mismatch=true", "max_mismatch = true", '"off" or nats above 0'),
