@@ -133,10 +133,8 @@ def _engine(config: RunConfig, cluster: Cluster, emit: Emit) -> tuple[RolloutEng
     if config.rollout.replay is not None:
         emit(Notice(text=f"replaying rollouts of {config.rollout.replay}: no engine is built, nothing is evaluated"))
         return ReplayEngine(), lambda residency: NoWeightSync()
-    replicas = build.engine_replicas(config, cluster, ranks=config.trainer.ranks)
-    engine = cluster.engine(functools.partial(build.build_engine, config), replicas=replicas)
-    samples = build.weight_samples(config)
-    return engine, lambda residency: cluster.weight_sync(residency, emit, samples=samples)
+    engine = build.place_engine(config, cluster, emit, ranks=config.trainer.ranks)
+    return engine, lambda residency: build.build_weight_sync(config, cluster, residency, emit)
 
 
 def _rollout(config: RunConfig, environment: Environment, reward: Reward, emit: Emit) -> Rollout:

@@ -4,10 +4,12 @@ A plug-in's implementation is called with the seam's keyword arguments, which it
 with every field that its settings class adds to the seam's own.
 """
 
+import functools
 import math
 from pathlib import Path
 from typing import Any, cast
 
+from tidemill.cluster.inline import InlineCluster
 from tidemill.config.algorithm import AlgorithmSettings
 from tidemill.config.base import Plug
 from tidemill.config.cluster import ClusterSettings
@@ -25,12 +27,14 @@ from tidemill.contracts.cluster import Cluster
 from tidemill.contracts.engine import RolloutEngine, Sampling
 from tidemill.contracts.environment import Environment, Reward
 from tidemill.contracts.events import Emit
+from tidemill.contracts.residency import Residency
 from tidemill.contracts.trainer import RankTrainer
-from tidemill.contracts.weights import Samples
+from tidemill.contracts.weights import Samples, WeightSync
 from tidemill.contracts.workers import Place
 from tidemill.data.jsonl import JsonlData
 from tidemill.data.tokenizer import Tokenizer
 from tidemill.trainers.common.schedule import PhaseSettings
+from tidemill.weights.direct import DirectWeightSync
 from tidemill.weights.samples import WeightsInTurn, every_weight, no_weight
 
 __all__ = [
@@ -42,9 +46,11 @@ __all__ = [
     "build_environment",
     "build_reward",
     "build_trainer",
+    "build_weight_sync",
     "engine_replicas",
     "eval_sampling",
     "mismatch_limit",
+    "place_engine",
     "train_sampling",
     "weight_samples",
 ]
@@ -68,14 +74,17 @@ def _made(settings: Plug, seam: type[Plug], **values: Any) -> Any:
 
 
 def build_cluster(config: RunConfig, emit: Emit) -> Cluster:
-    """Where workers live. A replay needs no engine: room is made for none."""
-    replicas = 0 if config.rollout.replay is not None else config.engine.replicas
+    """Where workers live. A replay needs no engine, nor do servers elsewhere: room is made for none."""
+    needless = config.rollout.replay is not None or type(config.engine).elsewhere
+    replicas = 0 if needless else config.engine.replicas
     logs = config.run.dir / "logs"
     return _cluster(config, emit, ranks=config.trainer.ranks, replicas=replicas, log_folder=logs)
 
 
 def build_engine_cluster(config: RunConfig, emit: Emit, *, log_folder: Path) -> Cluster:
-    """Where engines live when no trainer is built: room is made for none."""
+    """Where engines live when no trainer is built: room is made for none. Servers elsewhere need no cluster."""
+    if type(config.engine).elsewhere:
+        return InlineCluster(device=config.run.device, emit=emit)
     return _cluster(config, emit, ranks=0, replicas=config.engine.replicas, log_folder=log_folder)
 
 
@@ -163,6 +172,22 @@ def build_engine(config: RunConfig, place: Place, emit: Emit) -> RolloutEngine:
             emit=emit,
         ),
     )
+
+
+def place_engine(config: RunConfig, cluster: Cluster, emit: Emit, *, ranks: int) -> RolloutEngine:
+    """The engine, on `cluster` beside a trainer of `ranks`; one that is elsewhere is spoken to from here."""
+    if type(config.engine).elsewhere:
+        return build_engine(config, Place(device=cluster.device), emit)
+    replicas = engine_replicas(config, cluster, ranks=ranks)
+    return cluster.engine(functools.partial(build_engine, config), replicas=replicas)
+
+
+def build_weight_sync(config: RunConfig, cluster: Cluster, residency: Residency, emit: Emit) -> WeightSync:
+    """What hands weights over: within the cluster, or from it to an engine that is elsewhere."""
+    samples = weight_samples(config)
+    if type(config.engine).elsewhere:
+        return DirectWeightSync(residency=residency, emit=emit, samples=samples, words=cluster.device == "cuda")
+    return cluster.weight_sync(residency, emit, samples=samples)
 
 
 def build_algorithm(config: RunConfig) -> Algorithm:

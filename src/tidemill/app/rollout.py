@@ -1,7 +1,6 @@
 """Generate and score answers with a model as it is: no trainer, no checkpoint, no run folder."""
 
 import contextlib
-import functools
 import os
 import sys
 from pathlib import Path
@@ -56,8 +55,7 @@ def generate_and_score(loaded: Loaded, *, out: Path, limit: int, quiet: bool) ->
         )
         cluster = build.build_engine_cluster(config, recorder.emit, log_folder=out / "logs")
         stack.callback(cluster.close)
-        replicas = build.engine_replicas(config, cluster, ranks=0)
-        engine = cluster.engine(functools.partial(build.build_engine, config), replicas=replicas)
+        engine = build.place_engine(config, cluster, recorder.emit, ranks=0)
         residency = LeaseManager(budget=NO_LIMIT, emit=recorder.emit, deadline=config.residency.deadline)
         with residency.awake(engine, Part.ALL):
             engine.load_pretrained(PolicyVersion(0, 0))

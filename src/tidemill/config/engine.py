@@ -16,9 +16,12 @@ class EngineSettings(Plug):
     float32_mismatch: ClassVar[float] = 0.05
     """Mean difference of log-probs in nats that its kernels explain, where it and the trainer compute in float32."""
 
+    elsewhere: ClassVar[bool] = False
+    """Whether it is no process of the run: nothing is placed for it, and the driver speaks to it."""
+
     use: Annotated[str, Field(min_length=1)] = "transformers"
-    """Which engine: `transformers`, `vllm`, an entry point in `tidemill.engines`, or `module:Class` of a settings
-    class."""
+    """Which engine: `transformers`, `vllm`, `sglang`, `remote`, an entry point in `tidemill.engines`, or `module:Class`
+    of a settings class."""
     replicas: AutoCount = "auto"
     """Engines that share the prompts of a step. `auto` is one on each GPU that the trainer shares, or just one."""
     dtype: Precision = "auto"

@@ -22,6 +22,7 @@ from tidemill.config.base import Plug, Settings
 from tidemill.config.cluster import ClusterSettings, InlineClusterSettings, RayClusterSettings
 from tidemill.config.data import DataSettings, JsonlDataSettings
 from tidemill.config.engine import EngineSettings, TransformersEngineSettings, VllmEngineSettings
+from tidemill.config.engine_remote import RemoteEngineSettings, SglangEngineSettings
 from tidemill.config.environment import EnvironmentSettings, SingleTurnSettings
 from tidemill.config.kinds import refuse
 from tidemill.config.recorder import RecorderSettings, RichSettings, SinkSettings, TensorboardSettings, WandbSettings
@@ -57,7 +58,12 @@ SEAMS: Mapping[str, Seam] = {
             name="engine",
             group="tidemill.engines",
             parent=EngineSettings,
-            builtin={"transformers": TransformersEngineSettings, "vllm": VllmEngineSettings},
+            builtin={
+                "transformers": TransformersEngineSettings,
+                "vllm": VllmEngineSettings,
+                "sglang": SglangEngineSettings,
+                "remote": RemoteEngineSettings,
+            },
         ),
         Seam(name="algorithm", group="tidemill.algorithms", parent=AlgorithmSettings, builtin={"grpo": GrpoSettings}),
         Seam(name="data", group="tidemill.data", parent=DataSettings, builtin={"jsonl": JsonlDataSettings}),

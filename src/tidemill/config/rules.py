@@ -63,6 +63,15 @@ def several_processes_need_a_cluster(config: RunConfig) -> Iterator[Finding]:
             yield Finding((path, "cluster.use"), 'needs several processes; set cluster.use = "ray", or this to 1')
 
 
+def servers_elsewhere_are_counted_by_their_addresses(config: RunConfig) -> Iterator[Finding]:
+    """An option that would do nothing is refused."""
+    if type(config.engine).elsewhere and config.engine.replicas != "auto":
+        yield Finding(
+            ("engine.replicas", "engine.urls"),
+            f'has no effect with engine.use = "{config.engine.use}": there is one replica for each address; drop it',
+        )
+
+
 def copies_of_the_model_divide_the_ranks(config: RunConfig) -> Iterator[Finding]:
     """Every copy is cut over equally many ranks."""
     ranks, replicas = config.trainer.ranks, config.trainer.replicas
@@ -214,6 +223,7 @@ RULES: tuple[Rule, ...] = (
     recorders_are_known,
     weights_and_biases_is_used_when_it_is_set_up,
     several_processes_need_a_cluster,
+    servers_elsewhere_are_counted_by_their_addresses,
 )
 TRAINING_RULES: tuple[Rule, ...] = (
     *RULES,

@@ -20,7 +20,8 @@ def staged(tmp_path: Path, dtype: torch.dtype = torch.float32, **aliases: str) -
     model = tmp_path / "model"
     if not model.exists():
         make_tiny_model(model)
-    return StagedWeights(make_folder(tmp_path / "there"), model=model, shapes=SHAPES, dtype=dtype, aliases=aliases)
+    told = {"model": model, "shapes": SHAPES, "dtype": dtype, "aliases": aliases, "device": torch.device("cpu")}
+    return StagedWeights(make_folder(tmp_path / "there"), **told)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -45,7 +45,7 @@ def remote_engine(
     kv_tokens: int = 0,
     stop_on_leak: bool = True,
 ) -> ServerEngine:
-    """Every server is asked what it serves. `device` and `stop_on_leak` are for engines in this process.
+    """Every server is asked what it serves. `device` is where weights come from; `stop_on_leak` is for others.
 
     Raises ConfigError for a server that serves another model, EngineError when one is not there.
     """
@@ -71,6 +71,7 @@ def remote_engine(
         dtype=dtype,
         max_batch=max_batch,
         longest=kv_tokens // max_batch or facts.context,
+        device=device,
         weights_folder=weights_folder,
         probe=probe,
         probe_tolerance=probe_tolerance,

@@ -82,11 +82,12 @@ class Dispatch:
 
     def _share_out(self) -> None:
         serving = [name for name, replica in self._replicas.items() if replica.serving]
+        if not serving:
+            self._spare.extend(range(len(self._requests)))
+            return
         shares = routed(self._ring, [request.token_ids for request in self._requests], serving)
         for name, share in shares.items():
             self._queues[name].extend(share)
-        if not serving:
-            self._spare.extend(range(len(self._requests)))
 
     def _start(self, work: Callable[[Replica], None], replica: Replica) -> None:
         thread = threading.Thread(target=self._guarded, args=(work, replica), daemon=True)

@@ -28,7 +28,6 @@ from tidemill.engines.remote.replica import Replica
 from tidemill.engines.remote.staged_weights import StagedWeights
 from tidemill.errors import EngineError, ResidencyError, TidemillError, WeightSyncError
 from tidemill.residency.gate import TenantGate
-from tidemill.weights.checksum import sampled_checksums
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -119,7 +118,7 @@ class ServerEngine:
         return self._staged.held_bytes
 
     def wake_up(self, part: Part) -> Moved:
-        """Let the servers take memory. When one cannot, all are put to sleep, and the version is forgotten."""
+        """Let the servers take memory. When one cannot, all sleep, and the version is forgotten."""
         new = part & _PARTS & ~self._resident
         if new and self._cache_bytes is not None:
             try:
@@ -200,7 +199,7 @@ class ServerEngine:
     def weight_checksums(self, sample: Sample = EVERY_WEIGHT) -> Mapping[str, int]:
         """Checksum of each weight of `sample` where servers read it. What they make of it, their probe tells."""
         self._need(Part.WEIGHTS, "weight_checksums")
-        return sampled_checksums(self._staged.views(), sample)
+        return self._staged.checksums(sample)
 
     def publish(self, version: PolicyVersion) -> None:
         """Let every server load what is staged, and prove it where it has its cache; then open generation.

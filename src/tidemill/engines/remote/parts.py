@@ -1,5 +1,6 @@
 """What every engine of servers is made of, from a model folder and values of settings."""
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,10 @@ class ModelFacts:
     context: int
     kind: str
     ends: tuple[int, ...]
+
+    def bytes_in(self, dtype: str) -> int:
+        """Of all weights, in an element type of that name."""
+        return sum(math.prod(cut.shape) for cut in self.naming.names.values()) * torch_dtype(dtype).itemsize
 
     def expected(self, longest: int) -> Expected:
         """Of a server that is to take prompts and answers of `longest` tokens together."""
@@ -88,6 +93,7 @@ def join(
     dtype: str,
     max_batch: int,
     longest: int,
+    device: str,
     weights_folder: Path | None,
     probe: int,
     probe_tolerance: float,
@@ -97,14 +103,19 @@ def join(
 ) -> ServerEngine:
     """An engine of the replicas that `make` makes; what was made is ended when something later fails.
 
-    `longest` is of a prompt and its answer, as far as the settings let them be.
+    `longest` is of a prompt and its answer, as far as the settings let them be; weights come from `device`.
     """
     context = min(facts.context, longest)
     wanted = torch_dtype(dtype)
     shapes = {name: cut.shape for name, cut in facts.naming.names.items()}
     aliases = {alias: kept for alias, kept in facts.naming.tied.items() if dialect.aliased and kept in shapes}
     staged = StagedWeights(
-        make_folder(weights_folder), model=facts.folder, shapes=shapes, dtype=wanted, aliases=aliases
+        make_folder(weights_folder),
+        model=facts.folder,
+        shapes=shapes,
+        dtype=wanted,
+        aliases=aliases,
+        device=torch.device(device),
     )
     reference = Probe(Reference(facts.folder, wanted), vocabulary=facts.vocabulary, tolerance=probe_tolerance)
     try:

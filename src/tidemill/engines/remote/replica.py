@@ -20,6 +20,7 @@ __all__ = ["TEXT", "Expected", "Patience", "Replica"]
 
 TEXT = "Ab 12, x!"
 _SHOWN = 8
+_DYING = 3.0  # seconds for a process whose connections are gone to be known as gone too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +65,7 @@ class Replica:
         self._stamp = ""
         self._proven = False
         self._epoch = 0
+        self._awake = Part.NONE
         self.serving = False
         # Whether it failed since it was to take the present weights: then it does not hold them.
         self.lost = False
@@ -103,14 +105,24 @@ class Replica:
     def renew(self, staged: StagedWeights, stamp: str, probe: Probe | NoReference, version: str) -> None:
         """Bring one that was out back: well, with the staged weights, and proven. Raises TidemillError."""
         epoch = self._epoch
-        if not self.process.alive():
-            self.process.restart()
-        self._dialect.healthy(self._client, deadline=self._patience.control)
+        self._be_well()
         self.take(staged, stamp)
         self._compare(probe, staged, version)
         if epoch != self._epoch:
             raise WeightSyncError(f"{self.name} was brought to version {version}, which is the present one no more")
         self._proven, self.serving, self.lost, self.why = True, True, False, ""
+
+    def _be_well(self) -> None:
+        """Start it again if it is gone, or does not answer, and if that is ours to do."""
+        try:
+            if self.process.alive():
+                self._dialect.healthy(self._client, deadline=self._patience.control)
+                return
+            failure = ServerFailed(f"{self.name} is gone: {self.process.last_words()}")
+        except ServerFailed as error:
+            failure = error
+        if not self.process.restart():
+            raise failure
 
     def take(self, staged: StagedWeights, stamp: str) -> None:
         """Let it load the staged weights. It serves after `prove`. Raises TidemillError."""
@@ -179,13 +191,27 @@ class Replica:
     # Memory
 
     def sleep(self) -> None:
-        """Give its device memory back. Raises EngineError."""
+        """Give its device memory back; one that is gone holds none. Raises EngineError."""
         self.forget()
-        self._dialect.sleep(self._client, deadline=self._patience.transition)
+        self._awake = Part.NONE
+        try:
+            self._dialect.sleep(self._client, deadline=self._patience.transition)
+        except ServerFailed:
+            if not self.process.ended(_DYING):
+                raise
 
     def wake_up(self, part: Part) -> None:
-        """Take device memory. Raises EngineError."""
-        self._dialect.wake_up(self._client, part, deadline=self._patience.transition)
+        """Take device memory. One of ours that is gone is started again first. Raises EngineError."""
+        try:
+            self._dialect.wake_up(self._client, part, deadline=self._patience.transition)
+        except ServerFailed:
+            if not (self.process.ended(_DYING) and self.process.restart()):
+                raise
+            # A new one has taken everything, and has other weights than it had.
+            self.out("it was started again")
+            self._dialect.sleep(self._client, deadline=self._patience.transition)
+            self._dialect.wake_up(self._client, part | self._awake, deadline=self._patience.transition)
+        self._awake |= part
 
     def interrupt(self) -> None:
         """End what it is being asked, without holding that against it."""

@@ -34,11 +34,11 @@ class Ring:
 
 
 def routed(ring: Ring, prompts: Sequence[Sequence[int]], names: Sequence[str]) -> dict[str, list[int]]:
-    """Indices of `prompts` by replica, in order. None of `names` has more than 1.25 of the mean, rounded up.
+    """Indices of `prompts` by replica, in order. None of `names`, one at least, has more than 1.25 of the mean.
 
-    Samples of one prompt stay together as far as that allows.
+    That is rounded up. Samples of one prompt stay together as far as that allows.
     """
-    most = math.ceil(_OVER * len(prompts) / len(names)) if names else 0
+    most = math.ceil(_OVER * len(prompts) / len(names))
     found: dict[str, list[int]] = {name: [] for name in names}
     orders: dict[tuple[int, ...], list[str]] = {}
     for index, prompt in enumerate(prompts):

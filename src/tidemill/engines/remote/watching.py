@@ -12,6 +12,10 @@ class Process(Protocol):
         """False when it is known to be gone."""
         ...
 
+    def ended(self, within: float) -> bool:
+        """Whether it is gone, or will be known to be within so many seconds: asked when it does not answer."""
+        ...
+
     def last_words(self) -> str:
         """How it ended and the end of its log, for a message; empty while it lives."""
         ...
@@ -34,6 +38,10 @@ class NoProcess:
     def alive(self) -> bool:
         """Nobody here knows better."""
         return True
+
+    def ended(self, within: float) -> bool:
+        """Nobody here knows."""
+        return False
 
     def last_words(self) -> str:
         """None are known."""
