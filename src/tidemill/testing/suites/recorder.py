@@ -26,6 +26,7 @@ from tidemill.contracts.events import (
     TokenApart,
     TokensApart,
     Transition,
+    WeightsCompared,
 )
 from tidemill.contracts.recorder import Sink
 from tidemill.contracts.sample import Group, Prompt, Score, ScoreStatus, StopReason, Trajectory
@@ -80,6 +81,7 @@ def every_event(text: str) -> list[Event]:
         PhaseDone(name="generate", start=time.time(), seconds=0.05, owner="engine"),
         Memory(time=time.time(), what=text, device={"trainer": 1 << 20}, host={"trainer": 0}, budget=1 << 21),
         Transition(what=text, owner="trainer", start=time.time(), seconds=0.0, copied=1, waited=0.1, left={text: 1}),
+        WeightsCompared(owner=text, compared=1, total=8),
         CheckpointEvent(time=time.time(), status="staged", step=1, path="step-1", bytes=10, seconds=0.1),
         CheckpointEvent(time=time.time(), status="durable", step=1, path="step-1", bytes=10, seconds=0.2),
         CheckpointEvent(time=time.time(), status="failed", step=2, path="step-2", reason=text),
