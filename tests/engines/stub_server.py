@@ -118,7 +118,7 @@ class Stub:
             raise ValueError(str(error)) from error
         logprobs = list(answer.logprobs)
         if not self.temperature and how["temperature"]:
-            logprobs = [value / 3 for value in logprobs]
+            logprobs = [value / 3 - 0.5 for value in logprobs]
         # As a prefix cache would: what was computed under old weights is used until it is dropped.
         if tuple(ids) in self.cached:
             logprobs = [value - 3.0 for value in logprobs]

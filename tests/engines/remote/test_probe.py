@@ -9,8 +9,10 @@ from tidemill.contracts.engine import Request, Sampling
 from tidemill.contracts.events import ignore
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.state import PolicyVersion
-from tidemill.engines.remote.dialect import ServerAnswer
+from tidemill.engines.remote.dialect import Dialect, ServerAnswer
 from tidemill.engines.remote.probe import NoReference, Probe, Reference, check_log_probs
+from tidemill.engines.remote.sglang_dialect import SglangDialect
+from tidemill.engines.remote.vllm_dialect import VllmDialect
 from tidemill.engines.transformers.engine import TransformersEngine
 from tidemill.errors import WeightSyncError
 from tidemill.testing.suites.engine_case import hand_over, open_awake
@@ -46,7 +48,7 @@ def test_equal_weights_agree_and_a_later_version_in_the_same_tensors_too(
     assert probe.check(asking(engine), weights, named="x", version="1") < 1e-5
     for tensor in weights.values():
         tensor.mul_(1.3)
-    with pytest.raises(WeightSyncError, match="x does not answer from version 2: .*16 probe tokens.*engine.probe_tol"):
+    with pytest.raises(WeightSyncError, match="x does not answer from version 2: .*24 probe tokens.*engine.probe_tol"):
         probe.check(asking(engine), weights, named="x", version="2")
     hand_over(engine, weights, PolicyVersion(1, 2))
     assert probe.check(asking(engine), weights, named="x", version="2") < 1e-5
@@ -59,8 +61,13 @@ def test_nothing_is_asked_where_servers_are_trusted() -> None:
     assert NoReference().check(never, {}, named="x", version="1") == 0.0
 
 
-def test_log_probs_are_over_all_ids_of_the_vocabulary(tmp_path: Path) -> None:
-    engine = engine_of(make_tiny_model(tmp_path, hidden=64, heads=2, kv_heads=1))
-    check_log_probs(asking(engine), vocabulary=100, named="x", dialect="vLLM")
-    with pytest.raises(WeightSyncError, match="x does not report.*96 ids are alike.*processed_logprobs"):
-        check_log_probs(asking(engine), vocabulary=96, named="x", dialect="vLLM")
+@pytest.mark.parametrize("dialect", [VllmDialect(), SglangDialect()])
+def test_a_log_prob_that_is_known_beforehand_tells_what_is_reported(tmp_path: Path, dialect: Dialect) -> None:
+    ask = asking(engine_of(make_tiny_model(tmp_path, hidden=64, heads=2, kv_heads=1)))
+    check_log_probs(ask, dialect=dialect, vocabulary=100, named="x")
+
+    def raw(request: Request, sampling: Sampling) -> ServerAnswer:
+        return ask(request, Sampling(max_new_tokens=1))
+
+    with pytest.raises(WeightSyncError, match=f"x does not report.*{dialect.advice}"):
+        check_log_probs(raw, dialect=dialect, vocabulary=100 if dialect.name == "vLLM" else 96, named="x")

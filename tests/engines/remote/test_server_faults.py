@@ -303,8 +303,8 @@ def test_syncs_without_a_probe_cost_no_forward_when_that_is_asked_for(make: Serv
         before = server.calls["/v1/completions"]
         engine.load_pretrained(PolicyVersion(1, step))
         counts.append(server.calls["/v1/completions"] - before)
-    # The check of log-probs is one token; the comparison two prompts more, at every other sync.
-    assert counts == [1, 3, 1]
+    # The check of log-probs is one token; the comparison three answers more, at every other sync.
+    assert counts == [1, 4, 1]
 
 
 # Memory
@@ -361,7 +361,7 @@ def test_another_model_behind_the_address_is_refused(make: Servers, folder: Path
 
 @pytest.mark.parametrize("serve", DIALECTS)
 def test_log_probs_of_another_distribution_are_found_out(make: Servers, folder: Path, serve: Any) -> None:
-    engine = make(folder, 1, serve=serve)
+    engine = make(folder, 1, serve=serve, probe=0)
     make.servers[0].temperature = False
     open_awake(engine)
     with pytest.raises(WeightSyncError, match="does not report log-probs of the distribution that it samples from"):

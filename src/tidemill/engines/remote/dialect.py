@@ -46,16 +46,22 @@ class Served:
 
 
 class Dialect(Protocol):
-    """How one kind of server is spoken to. `aliased` servers want tied weights under each of their names.
+    """How one kind of server is spoken to. `aliased` servers want tied weights under each of their names; `advice` says
+    how to start one so that it reports log-probs of what it samples from.
 
     All calls raise what `Client.call` raises.
     """
 
     name: str
     aliased: bool
+    advice: str
 
     def check_sampling(self, sampling: Sampling) -> None:
         """Raises EngineError for what the server's log-probs would be wrong for."""
+        ...
+
+    def known(self, vocabulary: int) -> tuple[Sampling, float]:
+        """A sampling of one token whose log-prob, in nats, does not depend on weights or prompt."""
         ...
 
     def path(self) -> str:

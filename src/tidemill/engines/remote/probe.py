@@ -1,12 +1,11 @@
 """Whether a server answers from the weights that were staged for it, found out by asking.
 
 A server that keeps no checksums is trusted with loading what lies in a folder, but not blindly: before a version is
-served, its log-probs of some greedy tokens are compared with those of a forward on the CPU, over the very file that it
+served, its log-probs of some tokens are compared with those of a forward on the CPU, over the very file that it
 was given. That finds weights that did not arrive, caches that were kept, another model, another rope; it does not find
 a difference smaller than the noise between kernels.
 """
 
-import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tidemill.contracts.engine import Request, Sampling
-from tidemill.engines.remote.dialect import ServerAnswer
+from tidemill.engines.remote.dialect import Dialect, ServerAnswer
 from tidemill.errors import WeightSyncError
 from tidemill.models.naming import model_naming
 from tidemill.models.skeleton import computed_buffers, model_skeleton
@@ -28,30 +27,23 @@ __all__ = ["NoReference", "Probe", "Reference", "check_log_probs"]
 # One prompt longer than a cache block of any engine, so that a prefix kept from old weights would be used.
 _LENGTHS = (5, 160)
 _NEW = 8
-_HOT = 1e6  # a temperature at which any token is as likely as any other
-_SHARE = 0.02  # nats by which a log-prob at that temperature may miss that of one among all ids
+_WARM = 1.7
+_SHARE = 0.02  # nats by which a log-prob may miss one that is known
 
 Ask = Callable[[Request, Sampling], ServerAnswer]
 
 
-def check_log_probs(ask: Ask, *, vocabulary: int, named: str, dialect: str) -> None:
-    """Raises WeightSyncError unless log-probs are at the sampling temperature, over `vocabulary` ids."""
+def check_log_probs(ask: Ask, *, dialect: Dialect, vocabulary: int, named: str) -> None:
+    """Raises WeightSyncError unless log-probs are of the distribution that is sampled from, over `vocabulary` ids."""
+    sampling, known = dialect.known(vocabulary)
     prompt = _prompt(_LENGTHS[0], vocabulary, vocabulary)
-    answer = ask(
-        Request(key="probe/temperature", token_ids=prompt), Sampling(max_new_tokens=1, temperature=_HOT, seed=1)
-    )
-    if abs(answer.logprobs[0] + math.log(vocabulary)) > _SHARE:
+    answer = ask(Request(key="probe/known", token_ids=prompt), sampling)
+    if abs(answer.logprobs[0] - known) > _SHARE:
         raise WeightSyncError(
-            f"{named} does not report log-probs of the distribution that it samples from: at a temperature where all "
-            f"{vocabulary} ids are alike it said {answer.logprobs[0]:.3f} instead of {-math.log(vocabulary):.3f}; "
-            f"{_ADVICE[dialect]}, and check that it serves this model"
+            f"{named} does not report log-probs of the distribution that it samples from: at temperature "
+            f"{sampling.temperature:g} with top_k = {sampling.top_k} it said {answer.logprobs[0]:.3f} of a token that "
+            f"has {known:.3f} among {vocabulary} ids; {dialect.advice}, and check that it serves this model"
         )
-
-
-_ADVICE = {
-    "vLLM": "start it with --logprobs-mode processed_logprobs",
-    "SGLang": "start it without SGLANG_RETURN_ORIGINAL_LOGPROB",
-}
 
 
 class Reference:
@@ -68,8 +60,10 @@ class Reference:
         self._filled = False
         self._lock = threading.Lock()
 
-    def logprobs(self, weights: "Mapping[str, Tensor]", prompt: Sequence[int], answer: Sequence[int]) -> list[float]:
-        """Of each id of `answer`, in nats, untempered, in float32, by one forward."""
+    def logprobs(
+        self, weights: "Mapping[str, Tensor]", prompt: Sequence[int], answer: Sequence[int], *, temperature: float
+    ) -> list[float]:
+        """Of each id of `answer`, in nats, in float32, by one forward; 0 is untempered."""
         with self._lock, torch.inference_mode():
             if not self._filled:
                 self._fill(weights)
@@ -77,7 +71,7 @@ class Reference:
                 for piece, view in self._naming.split(name, tensor):
                     view.copy_(weights[piece])
             logits = self._model(torch.tensor([[*prompt, *answer]]), use_cache=False).logits[0].float()
-        rows = logits.log_softmax(-1)[len(prompt) - 1 : -1]
+        rows = (logits / (temperature or 1.0)).log_softmax(-1)[len(prompt) - 1 : -1]
         return [float(row[token]) for row, token in zip(rows, answer, strict=True)]
 
     def _fill(self, weights: "Mapping[str, Tensor]") -> None:
@@ -108,12 +102,11 @@ class Probe:
     def check(self, ask: Ask, weights: "Mapping[str, Tensor]", *, named: str, version: str) -> float:
         """The mean difference in nats. Raises WeightSyncError when it is more than is allowed."""
         differences: list[float] = []
-        for length in _LENGTHS:
+        for length, temperature in ((_LENGTHS[0], 0.0), (_LENGTHS[1], 0.0), (_LENGTHS[0], _WARM)):
             prompt = _prompt(length, self._vocabulary, length)
-            answer = ask(
-                Request(key=f"probe/{length}", token_ids=prompt), Sampling(max_new_tokens=_NEW, temperature=0.0)
-            )
-            expected = self._reference.logprobs(weights, prompt, answer.token_ids)
+            request = Request(key=f"probe/{length}", token_ids=prompt)
+            answer = ask(request, Sampling(max_new_tokens=_NEW, temperature=temperature))
+            expected = self._reference.logprobs(weights, prompt, answer.token_ids, temperature=temperature)
             differences += [abs(a - b) for a, b in zip(answer.logprobs, expected, strict=True)]
         mean = sum(differences) / len(differences)
         if not mean <= self._tolerance:

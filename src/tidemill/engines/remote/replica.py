@@ -144,7 +144,7 @@ class Replica:
     def _compare(self, probe: Probe | NoReference, staged: StagedWeights, version: str) -> None:
         vocabulary = self._expected.vocabulary
         probe.check(self.ask, staged.views(), named=self.name, version=version)
-        check_log_probs(self.ask, vocabulary=vocabulary, named=self.name, dialect=self._dialect.name)
+        check_log_probs(self.ask, dialect=self._dialect, vocabulary=vocabulary, named=self.name)
         self._check_stamp()
 
     def confirm(self) -> None:

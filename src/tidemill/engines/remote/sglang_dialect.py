@@ -5,6 +5,7 @@ top-p, so that samplings with these are refused; its draws follow a request's se
 --enable-deterministic-inference.
 """
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ __all__ = ["SglangDialect"]
 
 _TAGS = {Part.WEIGHTS: ["weights"], Part.KV_CACHE: ["kv_cache", "cuda_graph"]}
 _REASONS = {"stop": StopReason.STOP, "length": StopReason.LENGTH}
+_HOT = 1e6
 _LOOK = 0.05  # seconds between two questions whether it is idle
 
 
@@ -29,6 +31,7 @@ class SglangDialect:
 
     name = "SGLang"
     aliased = False
+    advice = "start it without SGLANG_RETURN_ORIGINAL_LOGPROB"
 
     def check_sampling(self, sampling: Sampling) -> None:
         """Greedy or over all tokens."""
@@ -37,6 +40,10 @@ class SglangDialect:
                 f"cannot sample with top_p = {sampling.top_p} and top_k = {sampling.top_k} on SGLang: its log-probs "
                 "are over all tokens, not over those that were kept; leave them at 1 and 0, or use another engine"
             )
+
+    def known(self, vocabulary: int) -> tuple[Sampling, float]:
+        """Where it is hot enough every id is as likely as any other."""
+        return Sampling(max_new_tokens=1, temperature=_HOT, seed=1), -math.log(vocabulary)
 
     def path(self) -> str:
         """Its own endpoint: the compatible ones give no token ids."""

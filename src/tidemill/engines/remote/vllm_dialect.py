@@ -30,9 +30,14 @@ class VllmDialect:
     name = "vLLM"
     # Its CPU build repacks the head and keeps the old one unless it comes by its own name.
     aliased = True
+    advice = "start it with --logprobs-mode processed_logprobs"
 
     def check_sampling(self, sampling: Sampling) -> None:
         """Every sampling has log-probs of what was sampled from, with --logprobs-mode processed_logprobs."""
+
+    def known(self, vocabulary: int) -> tuple[Sampling, float]:
+        """The only token that is kept is certain."""
+        return Sampling(max_new_tokens=1, top_k=1), 0.0
 
     def path(self) -> str:
         """Completions take token ids."""
