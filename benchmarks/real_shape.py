@@ -5,16 +5,19 @@ trainer a step, a checkpoint in the middle. Rates of sleep and wake are given as
 reaches, measured before and after in the same process. `verified` says that the last checkpoint was read back
 whole and the exported model holds its weights.
 
-    python -m benchmarks.real_shape --shape qwen3-0.6b --steps 8 [--device cuda] [--json FILE]
+    python -m benchmarks.real_shape --shape qwen3-0.6b --steps 8 [--engine vllm] [--device cuda] [--json FILE]
 """
 
 import argparse
+import contextlib
 import json
 import random
 import statistics
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,23 +78,48 @@ def pinned_copy(size: int) -> tuple[float, float]:
     return rates[0], rates[1]
 
 
+@contextlib.contextmanager
+def watched(device: str) -> Iterator[list[int]]:
+    """Within, the device's bytes in use are looked at all the time, contexts of all processes included: the peak."""
+    peak = [0]
+    if device == "cpu" or not torch.cuda.is_available():
+        yield peak
+        return
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.01):
+            free, total = torch.cuda.mem_get_info()
+            peak[0] = max(peak[0], total - free)
+
+    watcher = threading.Thread(target=look, daemon=True)
+    watcher.start()
+    try:
+        yield peak
+    finally:
+        over.set()
+        watcher.join()
+
+
 def run(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """One run through the command line's own entry; the lines of its files."""
     from tidemill.cli.main import main
 
+    every = arguments.checkpoint_every or max(arguments.steps // 2, 1)
     words = [
-        f"model={folder / 'model'}", f"data.prompts={folder / 'prompts.jsonl'}", f"run.dir={folder / 'run'}",
+        f"model={arguments.models}", f"data.prompts={folder / 'prompts.jsonl'}", f"run.dir={folder / 'run'}",
         f"steps={arguments.steps}", f"run.device={arguments.device}", "residency.offload=always",
         "rollout.prompts=16", "rollout.samples=8", f"rollout.sampling.max_new_tokens={arguments.new_tokens}",
-        "engine.max_batch=128", f"checkpoint.every={max(arguments.steps // 2, 1)}", "trainer.optimizer.lr=1e-6",
-        "data.max_prompt_tokens=32", "checkpoint.keep_last=1",
+        "engine.max_batch=128", f"checkpoint.every={every}", "trainer.optimizer.lr=1e-6",
+        "data.max_prompt_tokens=32", "checkpoint.keep_last=1", f"engine.use={arguments.engine}",
     ]  # fmt: skip
-    code = main(["run", *words, "--quiet"])
+    with watched(arguments.device) as peak:
+        code = main(["run", *words, "--quiet"])
     if code:
         raise SystemExit(code)
     verified = main(["ckpt", "verify", str(folder / "run"), "--json"]) == 0
     read = lambda name: [json.loads(line) for line in (folder / "run" / name).read_text().splitlines()]  # noqa: E731
-    return {"events": read("events.jsonl"), "metrics": read("metrics.jsonl"), "verified": verified}
+    return {"events": read("events.jsonl"), "metrics": read("metrics.jsonl"), "verified": verified, "peak": peak[0]}
 
 
 def figures(found: dict[str, Any], rates: tuple[float, float], shape: str) -> list[dict[str, Any]]:
@@ -126,6 +154,7 @@ def figures(found: dict[str, Any], rates: tuple[float, float], shape: str) -> li
     add("mismatch", mismatch, "nats")
     add("state_bytes", [float(state_bytes)], "GiB", 1 / 2**30)
     add("host_bytes", [float(host_bytes)], "GiB", 1 / 2**30)
+    add("device_peak", [float(found["peak"])], "GiB", 1 / 2**30)
     return lines
 
 
@@ -135,12 +164,16 @@ def main() -> int:
     parser.add_argument("--shape", choices=sorted(SHAPES), default="tiny")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--engine", choices=("transformers", "vllm"), default="transformers")
+    parser.add_argument("--checkpoint-every", type=int, default=0, help="steps; in the middle and at the end without")
+    parser.add_argument("--models", type=Path, help="write the model here, where its run has no room for it")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_model(folder / "model", arguments.shape)
+        arguments.models = arguments.models or folder / "model"
+        write_model(arguments.models, arguments.shape)
         write_prompts(folder / "prompts.jsonl")
         before = pinned_copy(1 << 30)
         found = run(folder, arguments)

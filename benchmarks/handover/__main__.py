@@ -1,11 +1,11 @@
 """A hand-over of one device between trainer and engine, whole: engine out, trainer in, weights, trainer out, cache in.
 
-Trainer in float32 with AdamW, engine of transformers in bfloat16 (on a CPU float32), random weights, one process, a
-budget of `always`. Each cycle makes a step, so that all of the state is other than it was, and generates a few tokens;
-neither counts. `whole` is the wall time of all transitions and of the weight sync, checksums included: until the
-trainer is there, and from the end of the update until the engine is ready, both with the device synchronised at the
-end. `bus` is what plain pinned copies of the trainer's state take out and back, measured before and after in the same
-process; `whole_ratio` is bus by whole.
+Trainer in float32 with AdamW, engine in bfloat16 (on a CPU float32), random weights, one process, a budget of `always`.
+Each cycle makes a step, so that all of the state is other than it was, and generates a few tokens; neither counts.
+`whole` is the wall time of all transitions and of the weight sync, checksums included: until the trainer is there, and
+from the end of the update until the engine is ready, both with the device synchronised at the end. `bus` is what plain
+pinned copies of the trainer's state take out and back, measured before and after in the same process; `whole_ratio` is
+bus by whole.
 
 `growth` is what was added from the fifth cycle (of fewer the middle one) to the last, with the engine awake: device
 bytes as another process sees them, resident host bytes without those that the C library keeps for later, pages,
@@ -13,7 +13,7 @@ threads, file handles; of many cycles, the least of a tenth of them. `verified` 
 grew, that parameters and moments came back equal, and that a small model which goes through all this makes the same
 steps, to the last bit, as a twin that never sleeps.
 
-    python -m benchmarks.handover [--shape qwen3-1.7b] [--cycles 10] [--json FILE]
+    python -m benchmarks.handover [--shape qwen3-1.7b] [--engine vllm] [--cycles 10] [--json FILE]
 """
 
 import argparse
@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from benchmarks.figures import Figure, report
-from benchmarks.handover.house import Found, Series, hand_over, live_with_a_twin
+from benchmarks.handover.house import ENGINES, Found, Series, hand_over, live_with_a_twin
 from benchmarks.offload.runs import onlookers
 from benchmarks.processes import Child, Failed, new_processes, one_gpu
 from benchmarks.real_shape import write_model
@@ -49,6 +49,7 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), help="cuda where there is one")
     parser.add_argument("--shape", choices=sorted(SHAPES), help="qwen3-1.7b on a GPU, qwen3-29m on a CPU")
+    parser.add_argument("--engine", choices=ENGINES, default="transformers")
     parser.add_argument("--cycles", type=int, default=10)
     parser.add_argument("--json", type=Path, help="write the JSON lines to this file too")
     chosen = parser.parse_args(words)
@@ -66,7 +67,8 @@ def measured(chosen: argparse.Namespace, folder: Path) -> tuple[Found, bool]:
         _in_a_process(context, write_model, folder / shape, shape)
     size = 12 * sum(math.prod(shape) for shape in parameter_shapes(chosen.shape))
     with onlookers(context, chosen.device, 1) as (eye,), one_gpu(0):
-        child = Child(context, hand_over, str(folder / chosen.shape), size, chosen.device, chosen.cycles)
+        model, engine = str(folder / chosen.shape), chosen.engine
+        child = Child(context, hand_over, model, size, chosen.device, chosen.cycles, engine)
         try:
             used = []
             for number in range(1, chosen.cycles + 1):
@@ -80,7 +82,7 @@ def measured(chosen: argparse.Namespace, folder: Path) -> tuple[Found, bool]:
             child.end()
         if chosen.device == "cuda":
             found.counts["device"] = used
-        twin = Child(context, live_with_a_twin, str(folder / "tiny"), chosen.device, _TWIN_CYCLES)
+        twin = Child(context, live_with_a_twin, str(folder / "tiny"), chosen.device, _TWIN_CYCLES, engine)
         try:
             return found, bool(twin.answer())
         finally:
@@ -106,7 +108,7 @@ def growth(counts: Series) -> dict[str, float]:
     return found
 
 
-def figures_of(found: Found, shape: str, twin: bool) -> list[Figure]:
+def figures_of(found: Found, shape: str, twin: bool, engine: str = "transformers") -> list[Figure]:
     """All lines. An uneven twin makes every line unverified: its figures are of something that trains wrongly."""
     grown = growth(found.counts)
     flat = all(value <= _ALLOWED[name] for name, value in grown.items())
@@ -114,9 +116,11 @@ def figures_of(found: Found, shape: str, twin: bool) -> list[Figure]:
     for name, right in (("came back whole", found.verified), ("equal to the twin", twin), ("nothing grew", flat)):
         print(f"{name}: {'yes' if right else 'NO'}", file=sys.stderr)
 
+    case = shape if engine == "transformers" else f"{shape}, {engine}"
+
     def figure(metric: str, value: float, unit: str, cycle: str, arm: str = "tidemill") -> Figure:
         return Figure(
-            benchmark="handover", arm=arm, case=shape, metric=metric, value=value, unit=unit, cycle=cycle,
+            benchmark="handover", arm=arm, case=case, metric=metric, value=value, unit=unit, cycle=cycle,
             verified=verified,
         )  # fmt: skip
 
@@ -147,7 +151,7 @@ def main(words: Sequence[str]) -> int:
     except Failed as failure:
         print(failure, file=sys.stderr)
         return 1
-    figures = figures_of(found, chosen.shape, twin)
+    figures = figures_of(found, chosen.shape, twin, chosen.engine)
     report(figures, chosen.json)
     return 0 if figures[0].verified else 1
 

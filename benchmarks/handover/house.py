@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Literal
 
 import psutil
 import torch
@@ -15,8 +16,8 @@ from benchmarks.offload.cases import fingerprint
 from benchmarks.outside import files_and_threads, give_back_freed
 from benchmarks.trainers import DEADLINE, make_batch, make_trainer, state_of
 from tidemill.algorithms.losses.cross_entropy import CrossEntropyLoss
-from tidemill.contracts.engine import Request, Sampling
-from tidemill.contracts.events import Event, PhaseDone, Transition
+from tidemill.contracts.engine import Request, RolloutEngine, Sampling
+from tidemill.contracts.events import Emit, Event, PhaseDone, Transition
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.state import PolicyVersion
 from tidemill.contracts.workers import Place
@@ -26,33 +27,39 @@ from tidemill.residency.manager import LeaseManager
 from tidemill.trainers.fsdp.trainer import FsdpTrainer
 from tidemill.weights.direct import DirectWeightSync
 
-__all__ = ["Found", "House", "hand_over", "live_with_a_twin"]
+__all__ = ["ENGINES", "Found", "House", "hand_over", "live_with_a_twin"]
 
 Series = dict[str, list[float]]
 
 _BATCHES = 4
 
 
+ENGINES = ("transformers", "vllm")
+
+
 def _nothing() -> None:
     pass
+
+
+def _engine(kind: str, model: Path, device: str, emit: Emit) -> RolloutEngine:
+    dtype: Literal["bfloat16", "float32"] = "bfloat16" if device == "cuda" else "float32"
+    if kind == "transformers":
+        return TransformersEngine(model=model, device=device, dtype=dtype, max_batch=16, kv_tokens=16 * 256, emit=emit)
+    from tidemill.engines.vllm.engine import VllmEngine
+
+    return VllmEngine(model=model, device=device, dtype=dtype, max_batch=16, kv_tokens=16 * 256, emit=emit)
 
 
 class House:
     """Trainer and engine under a budget with room for what must be awake at once, and no more."""
 
-    def __init__(self, model: Path, device: str) -> None:
+    def __init__(self, model: Path, device: str, engine: str) -> None:
         self.device = torch.device(device)
         self.seconds: Series = {}
         self._trained = 0.0
+        # First, as in a run: while it starts it may need the device for itself.
+        self.engine = _engine(engine, model, device, self._note)
         self.trainer = make_trainer(model, Place(device=device), self._note)
-        self.engine = TransformersEngine(
-            model=model,
-            device=device,
-            dtype="bfloat16" if device == "cuda" else "float32",
-            max_batch=16,
-            kv_tokens=16 * 256,
-            emit=self._note,
-        )
         budget, _ = budget_for(
             "always",
             trainer_bytes=self.trainer.footprint(Part.ALL),
@@ -121,12 +128,12 @@ class Found:
     verified: bool
 
 
-def hand_over(pipe: Connection, model: str, size: int, device: str, cycles: int) -> None:
+def hand_over(pipe: Connection, model: str, size: int, device: str, cycles: int, engine: str) -> None:
     """The life of the process that is measured; it lets itself be looked at in each cycle."""
     if device == "cpu":
         torch.set_num_threads(1)
     before = plain_copies(size, torch.device(device))
-    house = House(Path(model), device)
+    house = House(Path(model), device, engine)
     # Of the first one only the sleep is whole: the trainer is awake from the start.
     house.cycle(0)
     house.seconds["whole"].clear()
@@ -148,14 +155,14 @@ def hand_over(pipe: Connection, model: str, size: int, device: str, cycles: int)
     pipe.send(Found(seconds=seconds, counts=counts, bytes=held, limits=(before, after), verified=verified))
 
 
-def live_with_a_twin(pipe: Connection, model: str, device: str, cycles: int) -> None:
+def live_with_a_twin(pipe: Connection, model: str, device: str, cycles: int, engine: str) -> None:
     """Answers whether steps between hand-overs are those of a trainer that never sleeps, metrics and all tensors."""
     if device == "cuda":
         # Else the backward pass of attention adds up in any order, and no run equals another to the last bit.
         torch.use_deterministic_algorithms(True, warn_only=True)
     else:
         torch.set_num_threads(1)
-    house = House(Path(model), device)
+    house = House(Path(model), device, engine)
     twin = make_trainer(Path(model), Place(device=device))
     twin.gate.open(Part.ALL)
     twin.begin("rl")
