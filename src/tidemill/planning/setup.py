@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from tidemill.config.cluster import InlineClusterSettings, RayClusterSettings
-from tidemill.config.engine import TransformersEngineSettings, replicas_for
+from tidemill.config.engine import TransformersEngineSettings, VllmEngineSettings, replicas_for
 from tidemill.config.kinds import compute_dtype
 from tidemill.config.run import RunConfig
 from tidemill.config.trainer import FsdpTrainerSettings
@@ -51,7 +51,7 @@ def setup_of(config: RunConfig, *, device: str) -> Setup:
     """Raises ConfigError for a trainer, engine or cluster that is not Tidemill's own: nobody knows what it takes."""
     for name, kind, known in (
         ("trainer", config.trainer, FsdpTrainerSettings),
-        ("engine", config.engine, TransformersEngineSettings),
+        ("engine", config.engine, (TransformersEngineSettings, VllmEngineSettings)),
         ("cluster", config.cluster, (InlineClusterSettings, RayClusterSettings)),
     ):
         if not isinstance(kind, known):
@@ -62,7 +62,6 @@ def setup_of(config: RunConfig, *, device: str) -> Setup:
     ray = config.cluster if isinstance(config.cluster, RayClusterSettings) else None
     shared = ray is None or ray.placement == "colocated"
     engines = replicas_for(config.engine.replicas, ranks=config.trainer.ranks, shares_gpus=shared and device == "cuda")
-    sampling = config.rollout.sampling
     return Setup(
         device=device,
         ranks=config.trainer.ranks,
@@ -70,12 +69,21 @@ def setup_of(config: RunConfig, *, device: str) -> Setup:
         together=ray is None,
         shared=shared,
         phases=_phases(config, _ITEMSIZES[compute_dtype(config.trainer.dtype, device)]),
-        generation=Generation(
-            rows=config.engine.max_batch,
-            prompt=config.data.max_prompt_tokens,
-            new=sampling.max_new_tokens,
-            itemsize=_ITEMSIZES[compute_dtype(config.engine.dtype, device)],
-        ),
+        generation=_generation(config, _ITEMSIZES[compute_dtype(config.engine.dtype, device)]),
+    )
+
+
+def _generation(config: RunConfig, itemsize: int) -> Generation:
+    engine = config.engine
+    paged = isinstance(engine, VllmEngineSettings)
+    asked = engine.kv_memory if isinstance(engine, VllmEngineSettings) else "auto"
+    return Generation(
+        rows=engine.max_batch,
+        prompt=config.data.max_prompt_tokens,
+        new=config.rollout.sampling.max_new_tokens,
+        itemsize=itemsize,
+        paged=paged,
+        cache_bytes=0 if asked == "auto" else asked,
     )
 
 

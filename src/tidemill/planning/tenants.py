@@ -47,7 +47,9 @@ def tenants_of(model: Model, setup: Setup, *, shards: int, page_bytes: int, spar
     page_bytes = page_size(page_bytes)
     state = rank_state(model, shards=shards, page_bytes=page_bytes)
     generation, there = setup.generation, bool(setup.replicas)
-    cache = cache_bytes(model.decoder, positions=generation.positions, itemsize=generation.itemsize)
+    cache = generation.cache_bytes or cache_bytes(
+        model.decoder, positions=generation.positions, itemsize=generation.itemsize
+    )
     return Tenants(
         state=state,
         arena=arena_of(state.slabs, page_bytes=page_bytes, spare_bytes=spare_bytes),
