@@ -64,9 +64,9 @@ def test_a_run_beyond_the_limit_ends_before_it_learns_anything(base: Path, capsy
     ("words", "device", "limit"),
     [
         ([], "cpu", 0.001),
-        ([], "cuda", 0.05),
-        (["engine.dtype=bfloat16"], "cpu", 0.05),
-        (["trainer.dtype=bfloat16"], "cpu", 0.05),
+        ([], "cuda", 0.1),
+        (["engine.dtype=bfloat16"], "cpu", 0.1),
+        (["trainer.dtype=bfloat16"], "cpu", 0.1),
         (["engine.dtype=float32", "trainer.dtype=float32"], "cuda", 0.001),
         (["rollout.max_mismatch=0.2"], "cuda", 0.2),
         (["rollout.max_mismatch=1"], "cpu", 1.0),

@@ -59,9 +59,9 @@ __all__ = [
 # those who wait must be able to tell before which rank did not come.
 _RANKS_WAIT = 0.8
 
-# Mean difference of log-probs, in nats, that bfloat16 explains on either side, with room to spare: 0.008 to 0.02 were
-# measured.
-_BFLOAT16_MISMATCH = 0.05
+# Mean difference of log-probs, in nats, that bfloat16 explains on either side, with room to spare: up to 0.042 was
+# measured, of a model that was not sure of its answers yet.
+_BFLOAT16_MISMATCH = 0.1
 
 
 def _own(settings: Plug, seam: type[Plug]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class RolloutSettings(Settings):
     temperature; no engine is built."""
     max_mismatch: MismatchLimit = "auto"
     """Most that log-probs of engine and trainer may differ in the mean, in nats. Beyond it a run refuses to start
-    learning, and a later step warns. `auto` is 0.05, and with both in float32 what the engine's kernels explain; `off`
+    learning, and a later step warns. `auto` is 0.1, and with both in float32 what the engine's kernels explain; `off`
     checks nothing."""
     sampling: SamplingSettings = SamplingSettings()
     """How answers are sampled in training and by `tidemill rollout`."""
