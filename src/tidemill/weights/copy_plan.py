@@ -22,6 +22,8 @@ __all__ = ["CopyPlan", "bake"]
 
 _aten = torch.ops.aten
 
+Put = Callable[[Tensor, Tensor], None]
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Copy:
@@ -61,8 +63,11 @@ class CopyPlan:
             target.fill_(value)
 
     @torch.no_grad()
-    def copy(self, name: str, tensor: Tensor, dtype: torch.dtype) -> None:
-        """Put a weight in its place, rounded to `dtype` on the way. Raises WeightSyncError for another shape."""
+    def copy(self, name: str, tensor: Tensor, dtype: torch.dtype, put: Put = copy_weight) -> None:
+        """Put a weight in its place by `put(target, source)`, rounded to `dtype` on the way.
+
+        Raises WeightSyncError for another shape.
+        """
         place = self._places[name]
         if tuple(tensor.shape) != place.shape:
             raise WeightSyncError(
@@ -70,11 +75,11 @@ class CopyPlan:
                 f"trainer and engine must be built from the same model folder"
             )
         if place.whole is not None and place.whole.dtype == dtype:
-            copy_weight(place.whole, tensor)
+            put(place.whole, tensor)
             return
         rows = tensor.to(dtype).contiguous()
         for copy in place.copies:
-            copy.target.copy_(rows.as_strided(copy.shape, copy.stride, rows.storage_offset() + copy.start))
+            put(copy.target, rows.as_strided(copy.shape, copy.stride, rows.storage_offset() + copy.start))
 
     @torch.no_grad()
     def read(self, name: str, dtype: torch.dtype) -> Tensor:
@@ -211,7 +216,7 @@ def _check_covered(name: str, parameter: Tensor, targets: Sequence[Tensor], fill
     filled = [_Span.of(fill.shape, fill.stride(), fill.storage_offset() - first) for fill in fills]
     if _tiles([*spans, *filled], parameter.numel()):
         return
-    times = torch.zeros(parameter.numel(), dtype=torch.int32)
+    times = torch.zeros(parameter.numel(), dtype=torch.int32, device="cpu")
     for span in spans:
         times.as_strided(span.shape, span.stride, span.start).add_(1)
     if int((times > 1).sum()):
@@ -263,7 +268,7 @@ def _tiles(spans: Sequence[_Span], size: int) -> bool:
         return at == size
     if any(step == 0 and count > 1 for span in spans for count, step in zip(span.shape, span.stride, strict=True)):
         return False  # one element, broadcast
-    times = torch.zeros(size, dtype=torch.int32)
+    times = torch.zeros(size, dtype=torch.int32, device="cpu")
     for span in spans:
         times.as_strided(span.shape, span.stride, span.start).add_(1)
     return bool((times == 1).all())

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from tidemill.contracts.engine import Sampling
 from tidemill.contracts.events import ignore
@@ -19,14 +20,19 @@ PROMPTS = [[5 + row, 9, 20] for row in range(10)]
 pytestmark = pytest.mark.vllm
 
 
+# On a GPU, where there is one. Triton's products of float32 are rounded to ten bits of mantissa there; on a CPU only
+# the order of sums differs from PyTorch's.
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TOLERANCE = 0.05 if DEVICE == "cuda" else 1e-3
+
+
 def make(folder: Path, **settings) -> VllmEngine:
-    standard = {"model": folder, "device": "cpu", "dtype": "float32", "max_batch": 4, "emit": ignore}
+    standard = {"device": DEVICE, "dtype": "float32", "max_batch": 4, "emit": ignore, "graphs": False, "model": folder}
     return VllmEngine(**{**standard, **settings})
 
 
 class TestVllmEngine(EngineAnswersSuite, EngineWeightsSuite):
-    # vLLM's attention sums in another order than PyTorch's, in blocks.
-    tolerance = 1e-3
+    tolerance = TOLERANCE
 
     @pytest.fixture
     def make_engine(self) -> MakeEngine:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engines.vllm.test_engine import FIRST, PROMPTS, make
+from tests.engines.vllm.test_engine import DEVICE, FIRST, PROMPTS, TOLERANCE, make
 from transformers import AutoModelForCausalLM
 
 from tidemill.contracts.engine import Request, Sampling
@@ -25,7 +25,8 @@ from tidemill.weights.direct import DirectWeightSync
 pytestmark = pytest.mark.vllm
 
 LONG = [[(7 * row + 3 * column) % 90 + 4 for column in range(300 + row)] for row in range(3)]
-TOLERANCE = 1e-3
+STALE = 0.5  # nats, at the least, by which answers from other weights are off
+on_cpu = pytest.mark.skipif(DEVICE != "cpu", reason="of vLLM on a CPU")
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def test_prompts_that_are_cached_are_computed_anew_with_new_weights(folder: Path
     with monkeypatch.context() as patch:
         patch.setattr(type(engine._inside), "forget_cached", lambda inside: None)
         hand_over(engine, weights_of(model), PolicyVersion(1, 1))
-        assert worst(engine, model, LONG) > 100 * TOLERANCE, "a stale cache would be seen"
+        assert worst(engine, model, LONG) > STALE, "a stale cache would be seen"
     hand_over(engine, weights_of(model), PolicyVersion(1, 2))
     assert worst(engine, model, LONG) < TOLERANCE
 
@@ -131,14 +132,14 @@ def test_a_direct_sync_hands_over_every_family_tied_or_not(tmp_path: Path, famil
 def test_draws_are_those_of_the_transformers_engine(folder: Path) -> None:
     """Where log-probs agree to a few digits so do nearly all draws: one method, not two."""
     ours = awake(folder)
-    other = TransformersEngine(model=folder, device="cpu", dtype="float32", max_batch=4, emit=ignore)
+    other = TransformersEngine(model=folder, device=DEVICE, dtype="float32", max_batch=4, emit=ignore)
     open_awake(other)
     other.load_pretrained(FIRST)
     sampling = Sampling(max_new_tokens=12, seed=3)
     pairs = zip(
         ours.generate(requests_of(PROMPTS), sampling), other.generate(requests_of(PROMPTS), sampling), strict=True
     )
-    assert sum(one.token_ids == two.token_ids for one, two in pairs) >= 8
+    assert sum(one.token_ids == two.token_ids for one, two in pairs) >= (8 if DEVICE == "cpu" else 5)
 
 
 @pytest.mark.parametrize("options", [["max_num_batched_tokens=128"], ["enable_prefix_caching=false"]])
@@ -169,6 +170,7 @@ def test_the_cache_has_room_for_what_it_promises(folder: Path) -> None:
     assert (1 << 24) * 0.9 < fixed.footprint(Part.KV_CACHE) <= 1 << 24
 
 
+@on_cpu
 def test_sleep_frees_parameters_and_cache(folder: Path) -> None:
     engine = awake(folder)
     runner = engine._inside.llm.model_executor.driver_worker.model_runner
@@ -268,6 +270,7 @@ def test_an_engine_that_gets_nowhere_ends_with_the_name_of_a_request(folder: Pat
         engine.generate(requests_of(PROMPTS), Sampling(max_new_tokens=2))
 
 
+@on_cpu
 def test_a_model_whose_weights_vllm_rewrites_is_refused(folder: Path, monkeypatch) -> None:
     from tidemill.compat import vllm_cpu_weights
 
@@ -281,6 +284,7 @@ def test_a_model_whose_weights_vllm_rewrites_is_refused(folder: Path, monkeypatc
         make(folder)
 
 
+@on_cpu
 def test_experts_are_refused_on_a_cpu_where_vllm_packs_them(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, family="qwen3_moe", tied=False, hidden=64, heads=2, kv_heads=1)
     with pytest.raises(EngineError, match=r"rewrites 2 of its parameters for its kernels.*w13_weight"):

@@ -1,6 +1,6 @@
 """What is inside the engine, once vLLM runs: its memory, its weights, its generation, put together."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +24,19 @@ class Inside:
     """The parts of a running vLLM that an engine uses."""
 
     llm: Any
+    runner: Any
+    cache_came_back: Callable[[], object]
     memory: EngineMemory
     weights: PlannedWeights
     generation: Generation
+
+    def wake(self, part: Part) -> None:
+        """Make room for `part`, with what neither weights nor answers bring there."""
+        taken = self.memory.wake(part)
+        if Part.WEIGHTS in taken:
+            self.weights.pad()
+        if Part.KV_CACHE in taken:
+            self.cache_came_back()
 
     def forget_cached(self) -> None:
         """Drop whatever was computed with earlier weights. Raises EngineError when it is in use."""
@@ -62,6 +72,10 @@ class Closed:
         """Refused."""
         raise self._refusal()
 
+    def wake(self, part: Part) -> None:
+        """Refused."""
+        raise self._refusal()
+
     def forget_cached(self) -> None:
         """Refused."""
         raise self._refusal()
@@ -91,6 +105,8 @@ def assemble(wanted: Wanted, *, end_ids: Sequence[int], tokenizer: Any, deadline
     second = bool(built.llm.vllm_config.use_v2_model_runner)
     return Inside(
         llm=built.llm,
+        runner=built.runner,
+        cache_came_back=_writes_into_cache(built.runner),
         memory=EngineMemory(rooms, buffers),
         weights=PlannedWeights(built.plan, folder=wanted.model, naming=wanted.naming, dtype=torch_dtype(wanted.dtype)),
         generation=Generation(
@@ -103,6 +119,11 @@ def assemble(wanted: Wanted, *, end_ids: Sequence[int], tokenizer: Any, deadline
             emit=emit,
         ),
     )
+
+
+def _writes_into_cache(runner: Any) -> Callable[[], object]:
+    """Writes anew what a runner keeps beside keys and values; only some versions keep anything."""
+    return runner.post_kv_cache_wake_up if "post_kv_cache_wake_up" in dir(runner) else lambda: None
 
 
 def _flat(caches: Sequence[Any]) -> list[torch.Tensor]:

@@ -56,7 +56,13 @@ def build(wanted: Wanted) -> Built:
     baked = Baked({name: cut.shape for name, cut in wanted.naming.names.items()})
     expecting(baked)
     with left_alone():
-        llm = _made(wanted, options)
+        try:
+            llm = _made(wanted, options)
+        except (ValueError, RuntimeError) as error:
+            raise EngineError(
+                f"cannot start vLLM for {wanted.model}: {error}; look at engine.options and engine.kv_memory, and set "
+                "VLLM_LOGGING_LEVEL=INFO to see what it does"
+            ) from error
     runner = llm.model_executor.driver_worker.model_runner
     if wanted.device.type == "cpu":
         check_plain(runner.get_model())

@@ -161,8 +161,7 @@ class VllmEngine:
 
     def wake_up(self, part: Part) -> Moved:
         """Make room. Weights come back without content: generation waits for a sync. Room that is there stays."""
-        if Part.WEIGHTS in self._inside.memory.wake(part):
-            self._inside.weights.pad()
+        self._inside.wake(part)
         return Moved()
 
     def sleep(self) -> Moved:

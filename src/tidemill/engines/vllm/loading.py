@@ -16,7 +16,6 @@ from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
 from tidemill.errors import EngineError
-from tidemill.weights.checksum import checksums
 from tidemill.weights.copy_plan import CopyPlan, bake
 
 __all__ = ["LOAD_FORMAT", "Baked", "expecting"]
@@ -31,21 +30,20 @@ class Baked:
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self._shapes = shapes
-        self.parameters: dict[str, torch.Tensor] = {}
-        self._before: dict[str, tuple[int, int]] = {}
+        self._addresses: dict[str, int] = {}
         self._plan: CopyPlan | None = None
 
     def bake(self, model: torch.nn.Module) -> None:
-        """Find the plan, and leave small numbers in the model that say whether anybody changes them."""
+        """Find the plan, and leave small numbers in the model that say whether anybody changes them.
+
+        Called where whatever is allocated lies among the weights, and leaves with them: so nothing is.
+        """
         load: Any = model.load_weights
-        self.parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
-        dtype = torch.get_default_dtype()
-        self._plan = bake(self.parameters, load, self._shapes, dtype)
-        pattern = torch.Generator(device=next(iter(self.parameters.values())).device)
-        for number, parameter in enumerate(self.parameters.values()):
-            pattern.manual_seed(number)
-            parameter.uniform_(-1e-3, 1e-3, generator=pattern)
-        self._before = _state(self.parameters)
+        parameters = _parameters(model)
+        self._plan = bake(parameters, load, self._shapes, torch.get_default_dtype())
+        for number, (name, parameter) in enumerate(parameters.items()):
+            _write_pattern(parameter, number)
+            self._addresses[name] = parameter.data_ptr()
 
     def checked(self, model: torch.nn.Module) -> CopyPlan:
         """The plan, if the model that was made for running holds its weights as they were loaded.
@@ -56,8 +54,11 @@ class Baked:
             raise EngineError(
                 "cannot plan how weights come into vLLM: it made its model without the loader it was told"
             )
-        now = _state({name: parameter.detach() for name, parameter in model.named_parameters()})
-        changed = sorted(name for name in {*now, *self._before} if now.get(name) != self._before.get(name))
+        now = _parameters(model)
+        changed = sorted({*now} ^ {*self._addresses})
+        for number, (name, address) in enumerate(self._addresses.items()):
+            if name in now and not (now[name].data_ptr() == address and _holds_pattern(now[name], number)):
+                changed.append(name)
         if changed:
             raise EngineError(
                 f"cannot use vLLM for this model: it rewrites {len(changed)} of its parameters for its kernels "
@@ -67,10 +68,18 @@ class Baked:
         return self._plan
 
 
-def _state(parameters: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, int]]:
-    """Address and checksum of each."""
-    sums = checksums(parameters.items())
-    return {name: (parameter.data_ptr(), sums[name]) for name, parameter in parameters.items()}
+def _parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def _write_pattern(tensor: torch.Tensor, number: int) -> None:
+    tensor.uniform_(-1e-3, 1e-3, generator=torch.Generator(device=tensor.device).manual_seed(number))
+
+
+def _holds_pattern(tensor: torch.Tensor, number: int) -> bool:
+    expected = torch.empty_like(tensor)
+    _write_pattern(expected, number)
+    return torch.equal(tensor, expected)
 
 
 def expecting(baked: Baked) -> None:

@@ -12,6 +12,7 @@ from tidemill.engines.common.stored import stored_weights
 from tidemill.names.naming import Naming
 from tidemill.weights.checksum import checksums
 from tidemill.weights.copy_plan import CopyPlan
+from tidemill.weights.grouped_copies import GroupedCopies
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,15 +39,16 @@ class PlannedWeights:
         self._arrivals.begin()
 
     def load(self, tensors: "Iterable[tuple[str, Tensor]]") -> None:
-        """Copy weights in, casting, one tensor at a time: a source may make each as it is asked for it.
+        """Copy weights in, casting, many in one go on a GPU: each stays as it is until this returns.
 
-        Raises WeightSyncError at the first name or shape that does not fit, or that has come since `begin`, before that
-        tensor is copied; what was copied by then stays.
+        Raises WeightSyncError at the first name or shape that does not fit, or that has come since `begin`; what was
+        copied by then stays.
         """
-        for name, tensor in tensors:
-            self._arrivals.check(name)
-            self._plan.copy(name, tensor, self._dtype)
-            self._arrivals.add(name)
+        with GroupedCopies() as copies:
+            for name, tensor in tensors:
+                self._arrivals.check(name)
+                self._plan.copy(name, tensor, self._dtype, copies.add)
+                self._arrivals.add(name)
 
     def missing(self) -> tuple[str, ...]:
         """Names of the weights that have not come since `begin`."""
