@@ -12,8 +12,9 @@ code itself says that it waited because of the save. The rollout is a stub as lo
 `_half` half of that, where a wait is unavoidable.
 `durable`: from the call on. `raw-write`, `raw-read`: the same bytes, O_DIRECT and fsync where that is allowed, not
 cached, in the same processes. `commit_ratio`: writing and committing alone. `load_put`: of a load, what follows
-verification. `host_peak`: host memory at most, the copy for sleep included, on a CPU without what stands for the
-device. Case `export`: a Hugging Face export of float32 masters from the host copy, `written` by bytes handed over.
+verification, which puts the bytes into the host copy. `host_peak`: host memory at most, the copy for sleep included,
+on a CPU without what stands for the device. Case `export`: a Hugging Face export of float32 masters from the host copy,
+`written` by bytes handed over.
 
     python -m benchmarks.checkpoint [--gib 12] [--case large] [--arm tidemill-asleep] [--json FILE] [--plot FILE]
 """

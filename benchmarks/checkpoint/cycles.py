@@ -4,6 +4,7 @@ A rollout is a stub that sleeps. Seconds of a cycle are wall time but for the ro
 rollout is disturbed by counts as well.
 """
 
+import gc
 import statistics
 import time
 from collections.abc import Sequence
@@ -213,6 +214,9 @@ def go_through(pipe: Connection, arm_name: str, case: Case, folder: Path) -> Non
     house = House(case)
     prepare = time.perf_counter() - began
     size = house.trainer.memory.bytes
+    # As a run does before its loop: else Python's collector looks through all of torch whenever many objects are made.
+    gc.collect()
+    gc.freeze()
     arm = ARMS[arm_name](house, folder)
     forget_host_peak()
     loop = Loop(house, arm, device, asleep=sleeps(arm_name))

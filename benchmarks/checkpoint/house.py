@@ -11,6 +11,7 @@ from tidemill.checkpoint.manager import CheckpointManager
 from tidemill.contracts.checkpoint import Saved, Snapshot
 from tidemill.contracts.events import Event, PhaseDone, Transition
 from tidemill.contracts.footprint import Part
+from tidemill.contracts.landing import Landing
 from tidemill.contracts.residency import Gate, Moved
 from tidemill.contracts.state import Cursor, RunState
 from tidemill.residency.gate import TenantGate
@@ -88,12 +89,18 @@ class Sleeper:
                 self.saver.begin_capture(self.version)
         return replace(kept, extra={"version": self.version})
 
+    def landing(self) -> Landing:
+        """As the saver's."""
+        self.gate.check(Part.ALL, "load")
+        self.settle()
+        return self.saver.landing()
+
     def load(self, saved: Saved) -> None:
         """Strict as the saver is."""
         self.gate.check(Part.ALL, "load")
         self.settle()
         began = time.perf_counter()
-        self.saver.load(saved.tensors, key=self.version + 1)
+        self.saver.load(saved.tensors, key=self.version + 1, landing=saved.landing)
         self.load_seconds = time.perf_counter() - began
         self.version += 1
 

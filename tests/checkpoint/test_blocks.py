@@ -1,7 +1,10 @@
 """tidemill.checkpoint.blocks and tidemill.checkpoint.verify: files as blocks, read by several threads and checked."""
 
+import errno
+import os
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +16,11 @@ from tidemill.checkpoint.blocks import (
     BLOCK_BYTES,
     CHUNK_BYTES,
     Buffers,
+    PastCache,
+    Reading,
+    Seen,
     Stretch,
+    ThroughCache,
     block_count,
     block_range,
     fill,
@@ -64,6 +71,15 @@ def test_there_are_no_more_buffers_than_threads_and_each_has_one_for_itself() ->
     waiting.join()
 
 
+def unseen(at: int, data: memoryview) -> None:
+    """Nobody wants it."""
+
+
+def read_by(way: Reading, stretches: list[Stretch], seen: Seen = unseen) -> list[tuple[Stretch, Reading, Seen]]:
+    """All in one way."""
+    return [(stretch, way, seen) for stretch in stretches]
+
+
 def test_sums_of_stretches_are_those_of_their_bytes_in_order(tmp_path: Path) -> None:
     data = np.random.default_rng(2).integers(0, 256, 2 * CHUNK_BYTES + 77, dtype=np.uint8).tobytes()
     (tmp_path / "a").write_bytes(data)
@@ -72,18 +88,59 @@ def test_sums_of_stretches_are_those_of_their_bytes_in_order(tmp_path: Path) -> 
     stretches = [Stretch(tmp_path / "a", begin, end) for begin, end in ends] + [Stretch(tmp_path / "b", 1, 1000)]
     found: list[tuple[int, str]] = []
     told: list[int] = []
-    sums_of(stretches, lambda number, digest: found.append((number, digest)), told.append)
+    sums_of(read_by(ThroughCache(), stretches), lambda number, digest: found.append((number, digest)), told.append)
     wanted = [data[begin:end] for begin, end in ends] + [data[1:1000]]
     assert found == [(number, xxhash.xxh3_64_hexdigest(part)) for number, part in enumerate(wanted)]
     assert told == [len(part) for part in wanted]
 
 
-def test_a_file_that_becomes_shorter_is_said_to_and_a_missing_one_is_an_os_error(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(bytes(10))
-    with pytest.raises(CheckpointError, match="a became shorter while it was read"):
-        sums_of([Stretch(tmp_path / "a", 0, 11)], lambda number, digest: None)
+WAYS = [ThroughCache, PastCache]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_all_bytes_are_shown_with_their_place_whichever_way_they_are_read(tmp_path: Path, way: type[Reading]) -> None:
+    data = np.random.default_rng(3).integers(0, 256, 2 * CHUNK_BYTES + 77, dtype=np.uint8).tobytes()
+    (tmp_path / "a").write_bytes(data)
+    stretches = [Stretch(tmp_path / "a", *ends) for ends in ((0, 4096), (4096, CHUNK_BYTES + 8192), (8192, len(data)))]
+    for stretch in stretches:
+        shown: dict[int, bytes] = {}
+        digests: list[str] = []
+        show = partial(lambda shown, at, piece: shown.update({at: bytes(piece)}), shown)
+        sums_of(read_by(way(), [stretch], show), lambda number, digest, kept=digests: kept.append(digest))
+        wanted = data[stretch.begin : stretch.end]
+        assert b"".join(shown[at] for at in sorted(shown)) == wanted and min(shown) == stretch.begin
+        assert digests == [xxhash.xxh3_64_hexdigest(wanted)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("size", [10, 4096, 5000])
+def test_a_file_that_becomes_shorter_is_said_to_and_a_missing_one_is_an_os_error(
+    tmp_path: Path, way: type[Reading], size: int
+) -> None:
+    (tmp_path / "a").write_bytes(bytes(size))
+    for end in (size + 1, size + 4096, 3 * CHUNK_BYTES):
+        with pytest.raises(CheckpointError, match="a became shorter while it was read"):
+            sums_of(read_by(way(), [Stretch(tmp_path / "a", 0, end)]), lambda number, digest: None)
     with pytest.raises(FileNotFoundError):
-        sums_of([Stretch(tmp_path / "gone", 0, 11)] * 3, lambda number, digest: None)
+        sums_of(read_by(way(), [Stretch(tmp_path / "gone", 0, 11)] * 3), lambda number, digest: None)
+
+
+def test_where_direct_reads_are_refused_files_are_read_as_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_bytes(b"x" * 5000)
+    opened, flags = os.open, list[int]()
+
+    def refusing(path: Path, flag: int) -> int:
+        flags.append(flag)
+        if flag & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return opened(path, flag)
+
+    monkeypatch.setattr("tidemill.checkpoint.direct_file.os.open", refusing)
+    digests: list[str] = []
+    sums_of(read_by(PastCache(), [Stretch(tmp_path / "a", 0, 5000)]), lambda number, digest: digests.append(digest))
+    assert digests == [xxhash.xxh3_64_hexdigest(b"x" * 5000)] and flags == [os.O_RDONLY | os.O_DIRECT, os.O_RDONLY]
 
 
 def written(folder: Path, arrays: dict[str, tuple[Array, str]]) -> FileEntry:

@@ -68,6 +68,7 @@ EXTRA_LEASED: dict[str, tuple[Part, tuple[Any, ...]]] = {
     "start_update": (Part.WEIGHTS, ()),
     "start_checksums": (Part.WEIGHTS, ()),
     "replica_checksums": (Part.WEIGHTS, ()),
+    "landing": (Part.ALL, ()),
 }
 _CARRIES = "carries the gate's state to workers, whose own gates refuse: a test of its own is below"
 EXTRA_FREE = {

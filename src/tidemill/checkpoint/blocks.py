@@ -11,14 +11,30 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import xxhash
 
+from tidemill.checkpoint.direct_file import open_direct
 from tidemill.errors import CheckpointError
 from tidemill.lanes import THREADS, in_order
 
-__all__ = ["BLOCK_BYTES", "CHUNK_BYTES", "Buffers", "Stretch", "block_count", "block_range", "fill", "flat", "sums_of"]
+__all__ = [
+    "BLOCK_BYTES",
+    "CHUNK_BYTES",
+    "Buffers",
+    "PastCache",
+    "Reading",
+    "Seen",
+    "Stretch",
+    "ThroughCache",
+    "block_count",
+    "block_range",
+    "fill",
+    "flat",
+    "sums_of",
+]
 
 BLOCK_BYTES = 16 << 20
 CHUNK_BYTES = 4 << 20  # what is read or written at once: four threads keep a disk busy, and little memory is taken
@@ -87,42 +103,96 @@ class Stretch:
     end: int
 
 
+class Reading(Protocol):
+    """One way to read a stretch."""
+
+    def pieces(self, stretch: Stretch) -> Iterator[tuple[int, memoryview]]:
+        """All its bytes in order, each piece with its place in the file; one is good until the next is asked for.
+
+        Any thread may ask. Raises OSError, and CheckpointError for a file that became shorter.
+        """
+        ...
+
+
+class ThroughCache:
+    """Leaves what it reads in the system's cache of pages, for whoever reads the same soon."""
+
+    def __init__(self) -> None:
+        self._buffers = Buffers(CHUNK_BYTES)
+
+    def pieces(self, stretch: Stretch) -> Iterator[tuple[int, memoryview]]:
+        """See Reading."""
+        descriptor = os.open(stretch.path, os.O_RDONLY)
+        try:
+            # All of it is asked for at once, in pieces: of a larger one the system reads no more ahead than of this.
+            for ahead in range(stretch.begin, stretch.end, _AHEAD_BYTES):
+                count = min(_AHEAD_BYTES, stretch.end - ahead)
+                os.posix_fadvise(descriptor, ahead, count, os.POSIX_FADV_WILLNEED)
+            with self._buffers.one() as buffer:
+                yield from _read(descriptor, stretch, buffer)
+        finally:
+            os.close(descriptor)
+
+
+class PastCache:
+    """Straight from the disk, where the file system takes that: pages for the cache cost as much as the rest of it.
+
+    Of stretches that begin at a multiple of 4096.
+    """
+
+    def __init__(self) -> None:
+        self._buffers = Buffers(CHUNK_BYTES)
+
+    def pieces(self, stretch: Stretch) -> Iterator[tuple[int, memoryview]]:
+        """See Reading."""
+        descriptor = open_direct(stretch.path)
+        try:
+            with self._buffers.one() as buffer:
+                yield from _read(descriptor, stretch, buffer)
+        finally:
+            os.close(descriptor)
+
+
+def _read(descriptor: int, stretch: Stretch, buffer: memoryview) -> Iterator[tuple[int, memoryview]]:
+    at = stretch.begin
+    while at < stretch.end:
+        # A buffer whole, also where the stretch ends before it: direct reads are of whole pages.
+        wanted = -(-(stretch.end - at) // mmap.PAGESIZE) * mmap.PAGESIZE
+        count = min(os.preadv(descriptor, [buffer[:wanted]], at), stretch.end - at)
+        if count == 0 or (at + count < stretch.end and count % mmap.PAGESIZE):
+            raise CheckpointError(f"{stretch.path.name} became shorter while it was read")
+        yield at, buffer[:count]
+        at += count
+
+
+Seen = Callable[[int, memoryview], None]
+"""Is shown bytes of a stretch, with their place in the file."""
+
+
 def sums_of(
-    stretches: Sequence[Stretch], taken: Callable[[int, str], None], advance: Callable[[int], None] = lambda count: None
+    stretches: Sequence[tuple[Stretch, Reading, Seen]],
+    taken: Callable[[int, str], None],
+    advance: Callable[[int], None] = lambda count: None,
 ) -> None:
     """Read stretches of files, several at the same time; `taken` is told, in order, the number and the xxh3 of each.
 
-    `advance` is told of bytes read, and may raise to stop. Raises OSError, and CheckpointError for a file that became
-    shorter.
+    What is read is shown in any order, by several threads. `advance` is told of bytes read, and may raise to stop.
+    Raises OSError, CheckpointError for a file that became shorter, and what is raised where bytes are shown.
     """
-    largest = max((stretch.end - stretch.begin for stretch in stretches), default=0)
-    buffers = Buffers(min(largest, CHUNK_BYTES))
     found: list[str] = []
 
     def told(digest: str) -> None:
-        stretch = stretches[len(found)]
+        stretch = stretches[len(found)][0]
         taken(len(found), digest)
         found.append(digest)
         advance(stretch.end - stretch.begin)
 
-    in_order((partial(_sum_of, stretch, buffers) for stretch in stretches), told)
+    in_order((partial(_sum_of, *each) for each in stretches), told)
 
 
-def _sum_of(stretch: Stretch, buffers: Buffers) -> str:
-    digest, at = xxhash.xxh3_64(), stretch.begin
-    descriptor = os.open(stretch.path, os.O_RDONLY)
-    try:
-        # All of it is asked for at once, in pieces: of a larger one the system reads no more ahead than of this.
-        for ahead in range(at, stretch.end, _AHEAD_BYTES):
-            count = min(_AHEAD_BYTES, stretch.end - ahead)
-            os.posix_fadvise(descriptor, ahead, count, os.POSIX_FADV_WILLNEED)
-        with buffers.one() as buffer:
-            while at < stretch.end:
-                count = os.preadv(descriptor, [buffer[: stretch.end - at]], at)
-                if count == 0:
-                    raise CheckpointError(f"{stretch.path.name} became shorter while it was read")
-                digest.update(buffer[:count])
-                at += count
-    finally:
-        os.close(descriptor)
+def _sum_of(stretch: Stretch, reading: Reading, seen: Seen) -> str:
+    digest = xxhash.xxh3_64()
+    for at, piece in reading.pieces(stretch):
+        digest.update(piece)
+        seen(at, piece)
     return digest.hexdigest()

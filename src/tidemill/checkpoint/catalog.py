@@ -6,14 +6,15 @@ that is passed over because it is broken is renamed, so that its number is free 
 """
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from tidemill.checkpoint.durable import fsync_folder, remove_tree
 from tidemill.checkpoint.manifest import MANIFEST
-from tidemill.checkpoint.stored import BrokenCheckpointError, StoredCheckpoint, read_checkpoint
+from tidemill.checkpoint.stored import NO_LANDABLES, BrokenCheckpointError, StoredCheckpoint, read_checkpoint
 from tidemill.contracts.events import Emit, Notice
+from tidemill.contracts.landing import Landable
 from tidemill.errors import CheckpointError
 from tidemill.faults import skipped
 
@@ -84,14 +85,18 @@ def entries(folder: Path) -> list[Entry]:
 
 
 def problems_of(
-    entry: Entry, parts: Collection[str] = (), advance: Callable[[int], None] = lambda count: None
+    entry: Entry,
+    parts: Collection[str] = (),
+    advance: Callable[[int], None] = lambda count: None,
+    landables: Mapping[str, Landable] = NO_LANDABLES,
 ) -> tuple[StoredCheckpoint | None, str]:
-    """The checkpoint when it is whole and holds `parts`, else None and what is wrong. `advance` hears of bytes read.
+    """The checkpoint when it is whole and holds `parts`, else None and what is wrong. `advance` hears of bytes read;
+    `landables` are as `read_checkpoint` has them.
 
     Raises CheckpointError when that cannot be known: a later format, or a file that cannot be read.
     """
     try:
-        stored = read_checkpoint(entry.path, step=entry.step, advance=advance)
+        stored = read_checkpoint(entry.path, step=entry.step, advance=advance, landables=landables)
     except BrokenCheckpointError as error:
         return None, str(error)
     except OSError as error:
@@ -106,7 +111,11 @@ def problems_of(
 
 
 def newest(
-    folder: Path, *, parts: Collection[str] = (), walk_back: bool = True
+    folder: Path,
+    *,
+    parts: Collection[str] = (),
+    walk_back: bool = True,
+    landables: Mapping[str, Landable] = NO_LANDABLES,
 ) -> tuple[StoredCheckpoint | None, list[Rejected]]:
     """The newest whole checkpoint with all `parts`, and the later ones that were passed over, newest first.
 
@@ -115,7 +124,7 @@ def newest(
     """
     rejected: list[Rejected] = []
     for entry in reversed(entries(folder)):
-        stored, reason = problems_of(entry, parts)
+        stored, reason = problems_of(entry, parts, landables=landables)
         if stored is not None:
             return stored, rejected
         rejected.append(Rejected(entry, reason))

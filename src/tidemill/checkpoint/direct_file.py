@@ -1,4 +1,4 @@
-"""A new file written in large pieces from any thread, past the page cache where the file system takes that."""
+"""Files read, and new ones written, in large pieces from any thread, past the page cache where that is possible."""
 
 import ctypes
 import errno
@@ -8,13 +8,23 @@ from pathlib import Path
 
 from tidemill.checkpoint.durable import sync
 
-__all__ = ["ALIGNMENT", "DirectFile"]
+__all__ = ["ALIGNMENT", "DirectFile", "open_direct"]
 
 ALIGNMENT = 4096
 """Of what is written: where it begins in the file, its size, and its address."""
 
 _NOT_TAKEN = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 _NO_ROOM_KEPT = (*_NOT_TAKEN, errno.ENOSYS)
+
+
+def open_direct(path: Path) -> int:
+    """A descriptor to read `path` with, as direct as the file system takes it. Raises OSError."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_DIRECT)
+    except OSError as error:
+        if error.errno not in _NOT_TAKEN:
+            raise
+    return os.open(path, os.O_RDONLY)
 
 
 class DirectFile:

@@ -30,6 +30,7 @@ from tidemill.checkpoint.writer import Writer
 from tidemill.contracts.checkpoint import Snapshot, Stateful
 from tidemill.contracts.events import CheckpointEvent, Emit, Notice, phase
 from tidemill.contracts.footprint import Part
+from tidemill.contracts.landing import Landable
 from tidemill.contracts.residency import Residency, Tenant
 from tidemill.contracts.state import RunState
 from tidemill.errors import CheckpointError
@@ -83,11 +84,11 @@ class CheckpointManager:
         """
         self._folder = folder
         self._parts = _by_name([*stateful, RandomState()])
+        self._landables = {name: part for name, part in self._parts.items() if isinstance(part, Landable)}
         self._trainer, self._residency = trainer, residency
         self._schedule, self._last_step = SaveSchedule(every=every, last_step=last_step, epochs=epochs), last_step
         self._walk_back, self._accept = walk_back, frozenset(accept)
-        self._identity = {**identity, "seed": str(seed)}
-        self._attempt, self._seed = attempt, seed
+        self._identity, self._attempt, self._seed = {**identity, "seed": str(seed)}, attempt, seed
         self._grace, self._emit, self._fit, self._exports = grace, emit, fit, exports
         self._settings, self._restored_step, self._lay_out = settings, -1, Stager()
         rule = RetentionRule(keep_last=keep_last, keep_every=keep_every, keep_best=keep_best)
@@ -125,7 +126,7 @@ class CheckpointManager:
         """
         clean_leftovers(self._folder, self._emit)
         self._exports.clear()
-        stored, rejected = newest(self._folder, parts=self._parts, walk_back=self._walk_back)
+        stored, rejected = newest(self._folder, parts=self._parts, walk_back=self._walk_back, landables=self._landables)
         if stored is None:
             self._emit(Notice(text=f"no checkpoint in {self._folder}: starting at step 0"))
             self._rehearse(RunState.from_json(_NO_STATE))

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tidemill.checkpoint.cover import cover_problems
@@ -19,13 +20,15 @@ from tidemill.checkpoint.small_files import read_text_file
 from tidemill.checkpoint.stored_tensor import FilePiece, StoredTensor
 from tidemill.checkpoint.verify import file_problems, size_problem
 from tidemill.contracts.checkpoint import Saved, SavedTensor
+from tidemill.contracts.landing import NOWHERE, Landable
 from tidemill.contracts.state import RunState
 from tidemill.errors import CheckpointError
 
-__all__ = ["BrokenCheckpointError", "StoredCheckpoint", "read_checkpoint", "weights_of"]
+__all__ = ["NO_LANDABLES", "BrokenCheckpointError", "StoredCheckpoint", "read_checkpoint", "weights_of"]
 
 MODEL_PREFIX = "model/"
 _SHOWN = 20
+NO_LANDABLES: Mapping[str, Landable] = MappingProxyType({})
 
 
 class BrokenCheckpointError(CheckpointError):
@@ -42,17 +45,24 @@ class StoredCheckpoint:
     parts: Mapping[str, Saved]
 
 
-def read_checkpoint(path: Path, *, step: int, advance: Callable[[int], None] = lambda count: None) -> StoredCheckpoint:
+def read_checkpoint(
+    path: Path,
+    *,
+    step: int,
+    advance: Callable[[int], None] = lambda count: None,
+    landables: Mapping[str, Landable] = NO_LANDABLES,
+) -> StoredCheckpoint:
     """The checkpoint in folder `path`, whose name says `step`; `advance` is told of bytes verified.
 
-    Several threads verify. Raises BrokenCheckpointError with everything that is wrong, NewerFormatError,
-    and OSError.
+    Tensors of parts in `landables` are read into their memory on the way. Several threads verify. Raises
+    BrokenCheckpointError with everything that is wrong, NewerFormatError, and OSError.
     """
     manifest = _manifest(path, step)
     listed = {part: [entry for entry in manifest.files if entry.part == part] for part in manifest.parts}
     problems = [text for part, entries in listed.items() if (text := _missing(path, part, entries, manifest))]
     there = [entry for entries in listed.values() for entry in entries if (path / entry.name).exists()]
-    problems += file_problems(path, there, advance)
+    landings = {part: landables[part].landing() for part in listed if part in landables}
+    problems += file_problems(path, there, advance, landings)
     state: dict[str, Any] = {}
     try:
         state = _read_state(path / STATE, manifest)
@@ -66,7 +76,11 @@ def read_checkpoint(path: Path, *, step: int, advance: Callable[[int], None] = l
     try:
         run = RunState.from_json(state["run"])
         parts = {
-            part: Saved(tensors=_tensors(path, entries), extra=_extra(state["parts"], part))
+            part: Saved(
+                tensors=_tensors(path, entries),
+                extra=_extra(state["parts"], part),
+                landing=landings.get(part, NOWHERE),
+            )
             for part, entries in listed.items()
         }
     except (KeyError, TypeError, ValueError) as error:

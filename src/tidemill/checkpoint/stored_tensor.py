@@ -18,7 +18,7 @@ from tidemill.checkpoint.safetensors_header import ITEM_BYTES
 from tidemill.contracts.checkpoint import read_box
 from tidemill.errors import CheckpointError
 
-__all__ = ["FilePiece", "StoredTensor"]
+__all__ = ["FilePiece", "StoredTensor", "is_one_stretch"]
 
 _Box = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -76,7 +76,7 @@ class StoredTensor(NamedTuple):
         if math.prod(shape) == 0:
             return memoryview(b"")
         shares = [(piece, box) for piece in self.pieces if (box := piece.shared_with(offset, shape)) is not None]
-        if len(shares) == 1 and _one_stretch(shares[0][0].shape, shape):
+        if len(shares) == 1 and is_one_stretch(shares[0][0].shape, shape):
             piece = shares[0][0]
             return read_box(piece.mapped(), piece.shape, _minus(offset, piece.offset), shape)
         item = ITEM_BYTES[self.dtype]
@@ -118,7 +118,7 @@ def _mapped(path: Path) -> mmap.mmap:
             return found
 
 
-def _one_stretch(held: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+def is_one_stretch(held: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     """Whether a box of `shape` in a row-major tensor of shape `held` lies without a gap."""
     inner = len(shape)
     while inner > 0 and shape[inner - 1] == held[inner - 1]:

@@ -1,17 +1,30 @@
 """Whether files are what their manifest says: sizes, what is in them, and every byte."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
-from tidemill.checkpoint.blocks import Stretch, block_count, block_range, sums_of
+from tidemill.checkpoint.blocks import (
+    PastCache,
+    Reading,
+    Seen,
+    Stretch,
+    ThroughCache,
+    block_count,
+    block_range,
+    sums_of,
+)
+from tidemill.checkpoint.landing import LandingFile
 from tidemill.checkpoint.manifest import MANIFEST, FileEntry
 from tidemill.checkpoint.safetensors_file import read_header
 from tidemill.checkpoint.safetensors_header import Slot, fits, pack_header
+from tidemill.contracts.landing import Landing
 from tidemill.errors import CheckpointError
 
 __all__ = ["file_problems", "size_problem"]
 
 _SHOWN = 3
+_NO_LANDINGS: Mapping[str, Landing] = MappingProxyType({})
 
 
 def size_problem(path: Path, entry: FileEntry) -> str:
@@ -23,16 +36,22 @@ def size_problem(path: Path, entry: FileEntry) -> str:
     return "" if size == entry.bytes else f"{entry.name} has {size} of {entry.bytes} bytes"
 
 
-def file_problems(folder: Path, entries: Sequence[FileEntry], advance: Callable[[int], None]) -> list[str]:
+def file_problems(
+    folder: Path,
+    entries: Sequence[FileEntry],
+    advance: Callable[[int], None],
+    landings: Mapping[str, Landing] = _NO_LANDINGS,
+) -> list[str]:
     """What is wrong with files of tensors, in their order, one after the other; empty when nothing is.
 
-    `advance` is told of bytes read and may raise to stop. Raises OSError for a file that cannot be read.
+    `advance` is told of bytes read and may raise to stop. `landings` are where the tensors of some parts are put
+    meanwhile, right or wrong. Raises OSError for a file that cannot be read.
     """
     problems = {entry.name: found for entry in entries if (found := _outer_problem(folder / entry.name, entry))}
+    whole = [entry for entry in entries if entry.name not in problems]
     expected = [
         (entry, Stretch(folder / entry.name, begin, end), wanted)
-        for entry in entries
-        if entry.name not in problems
+        for entry in whole
         for begin, end, wanted in _expected(entry)
     ]
     damaged: dict[str, list[Stretch]] = {}
@@ -42,9 +61,25 @@ def file_problems(folder: Path, entries: Sequence[FileEntry], advance: Callable[
         if found != wanted:
             damaged.setdefault(entry.name, []).append(stretch)
 
-    sums_of([stretch for _, stretch, _ in expected], taken, advance)
+    ways = _ways(whole, landings)
+    sums_of([(stretch, *ways[entry.name]) for entry, stretch, _ in expected], taken, advance)
     problems |= {entry.name: _damage(entry, damaged[entry.name]) for entry in entries if entry.name in damaged}
     return [problems[entry.name] for entry in entries if entry.name in problems]
+
+
+def _ways(entries: Sequence[FileEntry], landings: Mapping[str, Landing]) -> dict[str, tuple[Reading, Seen]]:
+    """How each file is read: one whose bytes land is read no more afterwards."""
+    through, past = ThroughCache(), PastCache()
+    return {
+        entry.name: (past, LandingFile(entry, landings[entry.part]).seen)
+        if entry.part in landings and entry.blocks
+        else (through, _unseen)
+        for entry in entries
+    }
+
+
+def _unseen(at: int, data: memoryview) -> None:
+    """Nobody wants it."""
 
 
 def _outer_problem(path: Path, entry: FileEntry) -> str:

@@ -10,6 +10,7 @@ __all__ = ["check_entry", "check_manifest", "check_slice", "is_count"]
 
 
 _LONGEST_NAME = 255
+_INT = {int}
 
 
 def is_count(value: object) -> bool:
@@ -42,8 +43,10 @@ def check_slice(fields: Mapping[str, Any]) -> None:
     shapes = (fields["global_shape"], fields["offset"], fields["local_shape"])
     if not isinstance(fields["name"], str) or fields["dtype"] not in ITEM_BYTES:
         raise ValueError(f"the slice of {fields['name']!r} has dtype {fields['dtype']!r}")
-    if not all(type(shape) is list and all(map(is_count, shape)) for shape in shapes):
-        raise ValueError(f"the slice of {fields['name']!r} has a shape that is none")
+    for shape in shapes:
+        # Of ten thousand slices most of the time is spent here.
+        if type(shape) is not list or (shape and (set(map(type, shape)) != _INT or min(shape) < 0)):
+            raise ValueError(f"the slice of {fields['name']!r} has a shape that is none")
     if not (is_count(fields["begin"]) and is_count(fields["end"]) and fields["begin"] <= fields["end"]):
         raise ValueError(f"the slice of {fields['name']!r} has no range")
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from tidemill.contracts.landing import NOWHERE, Landing
 from tidemill.contracts.state import RunState
 
 __all__ = [
@@ -29,10 +30,7 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class TensorSpec:
-    """A tensor, or a rank's piece of one: `shape` at `offset` in a tensor of shape `whole`.
-
-    `dtype` is safetensors' name.
-    """
+    """A tensor, or a rank's piece of one: `shape` at `offset` in one of shape `whole`; `dtype` is safetensors' name."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -248,7 +246,7 @@ class Snapshot:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Saved:
-    """What a `Snapshot` held, read back and verified.
+    """What a `Snapshot` held, read back and verified; `landing` is where tensors have landed already.
 
     `accept` names changes that whoever loads it is asked to put up with, as `checkpoint.accept` has them.
     """
@@ -256,6 +254,7 @@ class Saved:
     tensors: Mapping[str, SavedTensor]
     extra: Mapping[str, Any]
     accept: Collection[str] = ()
+    landing: Landing = NOWHERE
 
 
 class Stateful(Protocol):

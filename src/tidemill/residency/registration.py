@@ -27,6 +27,11 @@ class Registration:
         self._items: dict[str, Registered] = {}
         self._places: dict[_Place, str] = {}
         self._sharded = ShardedParameters()
+        self._open = True
+
+    def close(self) -> None:
+        """Forget all; nothing can be added any more."""
+        self._items, self._places, self._sharded, self._open = {}, {}, ShardedParameters(), False
 
     def follow(self, module: nn.Module) -> None:
         """Allow parameters of `module` that FSDP2 shards to be added."""
@@ -62,6 +67,11 @@ class Registration:
         offset: tuple[int, ...] | None = None,
     ) -> None:
         """Raises ResidencyError for a name used twice, and for a tensor that cannot be moved into memory of ours."""
+        if not self._open:
+            raise ResidencyError(
+                f"cannot register {name!r}: the ledger is frozen, and what is not in it does not survive sleep; "
+                "create all state before `freeze`, optimizer state included"
+            )
         if name in self._items:
             raise ResidencyError(f"cannot register two tensors as {name!r}; give each its own name")
         if len(part) != 1:

@@ -5,7 +5,6 @@ resizable, and thousands of small ones cost more to free than to copy. Tensor ob
 ones and an optimizer's references stay what they are through every sleep.
 """
 
-import collections
 import contextlib
 import functools
 import threading
@@ -17,16 +16,18 @@ from torch import nn
 from tidemill import faults
 from tidemill.contracts.checkpoint import SavedTensor, Snapshot
 from tidemill.contracts.footprint import Part
+from tidemill.contracts.landing import NOWHERE, Landing
 from tidemill.errors import ResidencyError
 from tidemill.planning.machine import available_bytes
-from tidemill.residency.contents import PagedTensors, check_loadable, checksum_of, put_all
+from tidemill.residency.contents import PagedTensors, check_loadable, checksum_of
 from tidemill.residency.coverage import check_covers
 from tidemill.residency.device_memory import MakeDeviceMemory, ResizedStorage
 from tidemill.residency.host_memory import FreeBytes, map_pinned, map_plain, refuse_pageable
 from tidemill.residency.ledger import Ledger
 from tidemill.residency.registration import Registration
 from tidemill.residency.savers.crossing import Captured, check_key
-from tidemill.residency.savers.pieces import bring_all, bring_in, take_out, told_of_failure
+from tidemill.residency.savers.landing import Landed
+from tidemill.residency.savers.pieces import bring_all, bring_in, free_all, take_out, told_of_failure
 from tidemill.residency.savers.preparation import Kept, Preparation, nothing_kept
 from tidemill.residency.transfer import numbered, transfer_for
 from tidemill.residency.turns import Turn, Turns
@@ -78,6 +79,7 @@ class HostArenaSaver:
         self._turns = Turns(seconds=deadline)
         self._lock = threading.Lock()
         self._sealed: Hashable | None = None
+        self._landed = Landed(self._ledger, self._arena.run)
         self._frozen = False
 
     def _keep(self, kept: Kept) -> None:
@@ -102,26 +104,20 @@ class HostArenaSaver:
         of its own. A DTensor must be a parameter of a followed module, which knows its whole and offset itself.
         Raises ResidencyError after `freeze`, for a name used twice and for what cannot be kept.
         """
-        if self._frozen:
-            raise ResidencyError(
-                f"cannot register {name!r}: the ledger is frozen, and what is not in it does not survive sleep; "
-                "create all state before `freeze`, optimizer state included"
-            )
         if not faults.skipped(f"residency.add:{name}"):
             self._registration.add(name, tensor, part, whole=whole, offset=offset)
 
     def freeze(self) -> None:
         """Get the host pages, move every registered tensor into slabs, and fix the ledger.
 
-        Old storages are freed as their tensors move, and given back to the device: the first sleep costs no more than
-        others. Raises ResidencyError, before anything moves, when the host has no room for the pages; whatever fails,
-        every tensor still holds its right contents.
+        Old storages are freed as their tensors move, and given back to the device. Raises ResidencyError, before
+        anything moves, when the host has no room for the pages; whatever fails, all contents are still right.
         """
         if self._frozen:
             raise ResidencyError("cannot freeze a ledger twice; build another saver for new state")
         self._keep(self._preparation.keep(self._registration, self._transfer))
         self._frozen = True
-        self._registration = Registration(self._device)
+        self._registration.close()
         self._transfer.give_back()
 
     @property
@@ -139,6 +135,7 @@ class HostArenaSaver:
         return self._sealed
 
     def _seal(self, key: Hashable | None) -> None:
+        self._landed.close()
         # Against a snapshot that is just being taken: it holds its pages before anything is written.
         with self._lock:
             self._sealed = key
@@ -177,13 +174,7 @@ class HostArenaSaver:
                     f"cannot release device memory: its contents are version {key!r} and the host pages hold "
                     f"{'no whole version' if self._sealed is None else repr(self._sealed)}; call `capture` first"
                 )
-            awake = self._crossing.awake()
-            self._crossing.check_can_free(awake)
-            try:
-                collections.deque(take_out(self._crossing, None), maxlen=0)
-            except Exception as cause:
-                now = "all is awake as before" if self._crossing.awake() == awake else "; ".join(cause.__notes__)
-                raise ResidencyError(f"cannot release device memory ({cause}); {now}") from cause
+            free_all(self._crossing)
 
     def leave(self, key: Hashable) -> Generator[int, None, Captured]:
         """`capture` and `release` in pieces: yields the bytes that each gave back. See Swappable."""
@@ -241,21 +232,32 @@ class HostArenaSaver:
         tensors = PagedTensors(self._ledger, runs, reading)
         return Snapshot(tensors=tensors, written=reading.let_go, release=reading.release)
 
-    def load(self, tensors: Mapping[str, SavedTensor], *, key: Hashable | None = None) -> None:
+    def landing(self) -> Landing:
+        """See Landable; all must be awake. Unseals, and waits for readers as `capture`."""
+        with self._turn("load"):
+            return self._make_landing()
+
+    def _make_landing(self) -> Landing:
+        if self._crossing.asleep(Part.ALL):
+            raise ResidencyError("cannot load while asleep; take a lease for everything first")
+        self._crossing.settle()
+        self._seal(None)
+        self._crossing.make_writable()
+        self._landed = Landed(self._ledger, self._arena.run)
+        return self._landed
+
+    def load(self, tensors: Mapping[str, SavedTensor], *, key: Hashable = None, landing: Landing = NOWHERE) -> None:
         """Put saved bytes into the device tensors, by way of the pages, which are sealed under `key` then, or unsealed.
 
-        All must be awake. Strict: raises CheckpointError, and changes nothing, unless names, dtypes and shapes are the
-        ledger's; and, with the device tensors as they were, when the bytes cannot be read or are too few. Waits for
-        readers as `capture`.
+        All must be awake; what is whole in `landing`, where that is ours, is not read. Strict: raises CheckpointError,
+        and changes nothing, unless names, dtypes and shapes are the ledger's; and, with the device tensors as they
+        were, when the bytes cannot be read or are too few. Waits for readers as `capture`.
         """
         check_loadable(self._ledger, tensors)
         with self._turn("load"):
-            if self._crossing.asleep(Part.ALL):
-                raise ResidencyError("cannot load while asleep; take a lease for everything first")
-            self._crossing.settle()
-            self._seal(None)
-            self._crossing.make_writable()
-            put_all(self._ledger, self._arena.run, tensors)
+            if landing is not self._landed or not self._landed.open:
+                self._make_landing()
+            self._landed.complete(tensors)
             self._crossing.refill()
             self._seal(key)
 
@@ -264,10 +266,8 @@ class HostArenaSaver:
         return self._crossing.resident_part()
 
     def device_bytes(self, part: Part) -> int:
-        """Bytes on the device when `part` is awake, whether it is or not, and no other part is; alignment included.
-
-        What stays there of parts that are not there whole counts as well, with NONE too; a part without bytes takes 0.
-        """
+        """Bytes on the device when `part` alone is awake, whether it is or not, with alignment, and with what stays
+        there of parts that are not there whole, for NONE too; a part without bytes takes 0."""
         return self._crossing.bytes_with(part)
 
     def host_bytes(self) -> int:

@@ -11,7 +11,7 @@ from tidemill.errors import ResidencyError
 from tidemill.residency.savers.crossing import Captured, Crossing, Outgoing
 from tidemill.units import format_bytes, format_seconds
 
-__all__ = ["bring_all", "bring_in", "take_out", "told_of_failure"]
+__all__ = ["bring_all", "bring_in", "free_all", "take_out", "told_of_failure"]
 
 # Slabs whose copies are queued before the first of them is waited for: enough that the bus never waits for Python.
 _AHEAD = 4
@@ -36,6 +36,17 @@ def take_out(crossing: Crossing, key: Hashable | None) -> Generator[int, None, C
         except Exception as second:
             cause.add_note(f"and what had left cannot come back ({second}): {_follow(crossing, copy=key is not None)}")
         raise
+
+
+def free_all(crossing: Crossing) -> None:
+    """Give the memory of every slab back, whose contents are in its pages. Raises ResidencyError."""
+    awake = crossing.awake()
+    crossing.check_can_free(awake)
+    try:
+        deque(take_out(crossing, None), maxlen=0)
+    except Exception as cause:
+        now = "all is awake as before" if crossing.awake() == awake else "; ".join(cause.__notes__)
+        raise ResidencyError(f"cannot release device memory ({cause}); {now}") from cause
 
 
 def _with_notice(pieces: Generator[int, None, Captured]) -> Generator[int, None, Captured]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from tidemill.contracts.checkpoint import Saved, Snapshot
 from tidemill.contracts.events import Emit, Notice, PhaseDone
 from tidemill.contracts.footprint import Part
+from tidemill.contracts.landing import NOWHERE, Landing
 from tidemill.contracts.residency import Moved
 from tidemill.errors import CheckpointError
 from tidemill.residency.device_memory import ResizedStorage, kept_addresses
@@ -215,13 +216,18 @@ class RankMemory:
             return True
         return self._ranks.rank < self._ranks.shards and not entry.name.startswith("buffer/") and entry.bytes > 0
 
+    def landing(self) -> Landing:
+        """Where a checkpoint is read to, when snapshots have their copies; nothing lands of what this is a rank of."""
+        self.settle()
+        return self._saver.landing()
+
     def load(self, saved: Saved, version: int) -> bool:
         """Of whole tensors this rank's pieces, as contents `version`; the host pages hold them too, then.
 
         Whether moments are missing and begin at zero, as `saved` accepts.
         Raises CheckpointError, and changes nothing, unless all fit.
         """
-        tensors, moments = saved.tensors, self._optimizer.state()
+        tensors, landing, moments = saved.tensors, saved.landing, self._optimizer.state()
         missing = sorted(set(moments) - set(tensors))
         if missing:
             absent = f"{len(missing)} tensors of the optimizer are not in the checkpoint ({missing[0]}, ...)"
@@ -231,9 +237,11 @@ class RankMemory:
                     "a whole checkpoint, start a new run from its exported model, or accept a fresh optimizer with "
                     f'checkpoint.accept = ["{ACCEPTED}"]'
                 )
-            tensors = with_fresh_moments(tensors, self._saver.ledger, moments)
+            # Some moments may have landed, and none of them counts.
+            tensors, landing = with_fresh_moments(tensors, self._saver.ledger, moments), NOWHERE
+        self.settle()
         reshard(self._predictor)
-        self._saver.load(boxes(self._saver.ledger, tensors), key=version)
+        self._saver.load(boxes(self._saver.ledger, tensors), key=version, landing=landing)
         if missing and self._ranks.rank == 0:
             text = f"{absent}: all moments begin at zero and steps count from 0 (checkpoint.accept has {ACCEPTED})"
             self._emit(Notice(text=text, level="warning"))

@@ -23,6 +23,7 @@ from tidemill.contracts.batch import Batch, StepReport
 from tidemill.contracts.checkpoint import Saved, Snapshot
 from tidemill.contracts.events import Emit, Notice, phase
 from tidemill.contracts.footprint import Part
+from tidemill.contracts.landing import Landing
 from tidemill.contracts.residency import Gate, Moved
 from tidemill.contracts.workers import Place
 from tidemill.errors import CheckpointError, ResidencyError, TrainerError
@@ -47,6 +48,8 @@ class FsdpTrainer:
     `model` is a local folder; `phases` are the settings by name of phase; `max_grad_norm` 0 never clips.
     Equal inputs give equal bits, slept in between or not: on the same machine with as many threads and ranks.
     """
+
+    name = "trainer"
 
     def __init__(
         self,
@@ -109,11 +112,6 @@ class FsdpTrainer:
         )
 
     @property
-    def name(self) -> str:
-        """`trainer`."""
-        return "trainer"
-
-    @property
     def gate(self) -> Gate:
         """Opened and closed by Residency."""
         return self._gate
@@ -165,9 +163,8 @@ class FsdpTrainer:
         self._refuse_if_torn("begin a phase")
         self._memory.ready(Part.OPTIMIZER)
         self._memory.settle()
-        self._version += 1
+        self._version, self._progress = self._version + 1, Progress(phase=phase)
         self._optimizer.reset()
-        self._progress = Progress(phase=phase)
 
     def step(self, batch: Batch, loss: Loss) -> StepReport:
         """`update` of this rank's share, which it deals itself: every rank is given the whole batch."""
@@ -269,16 +266,19 @@ class FsdpTrainer:
             self._version, self._progress.to_json() | {"total_steps": self._progress.total_steps(self._phases)} | spread
         )
 
-    def load(self, saved: Saved) -> None:
-        """Parameters, moments and counts. Raises CheckpointError, and changes nothing, unless all of them are there;
-        with `optimizer` accepted, missing moments begin at zero.
+    def landing(self) -> Landing:
+        """See Landable."""
+        self._gate.check(Part.ALL, "landing")
+        return self._memory.landing()
 
-        Each rank reads its own pieces of what any number of ranks saved. Communicates nothing.
+    def load(self, saved: Saved) -> None:
+        """Parameters, moments and counts; each rank its own pieces of what any number of ranks saved, without a word.
+
+        Raises CheckpointError, and changes nothing, unless all are there; where accepted, moments begin at zero.
         """
         self._gate.check(Part.ALL, "load")
         progress = Progress.from_json(saved.extra)
         progress.check_phase(self._phases)
-        self._memory.settle()
         if self._memory.load(saved, self._version + 1):
             progress = progress.with_fresh_moments()
         self._progress, self._optimizer.steps = progress, progress.optimizer_steps
