@@ -134,11 +134,13 @@ class Workers:
         max_batch: int = 4,
         faults: str = "",
         deadlines: Deadlines = DEADLINES,
+        restarts: int = 0,
     ) -> EngineProxy:
         group = self._group(faults)
         build = functools.partial(build_engine, folder, device, dtype, max_batch)
         group.build(functools.partial(ProbedEngine, build), meet=False)
-        return EngineProxy(group, deadlines=deadlines, emit=self.events.append, max_batch=max_batch)
+        told = {"max_batch": max_batch, "restarts": restarts}
+        return EngineProxy(group, deadlines=deadlines, emit=self.events.append, **told)
 
     def trainer(
         self, folder: Path, *, device: str = "cpu", faults: str = "", deadlines: Deadlines = DEADLINES

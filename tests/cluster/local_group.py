@@ -68,5 +68,8 @@ class LocalGroup:
     def notify(self, worker: int, method: str, *arguments: Any) -> None:
         self.control(worker, method, *arguments, deadline=1.0)
 
+    def restart(self, worker: int, *, deadline: float) -> None:
+        raise WorkerError(f"{self.names[worker]} cannot be started again: nothing ended")
+
     def close(self) -> None:
         self.closed = True

@@ -74,6 +74,7 @@ REFUSED = {
     "copies divide the ranks": ("trainer.replicas=2", "trainer.replicas = 2", "1 ranks do not divide"),
     "an address has a port": ('cluster={use="ray", address="head"}', "cluster.address", "match"),
     "an address is no URL": ('cluster={use="ray", address="ray://head:10001"}', "cluster.address", "match"),
+    "a replica is restarted or not": ('cluster={use="ray", restarts=-1}', "cluster.restarts", "greater than or equal"),
     "a placement is known": ('cluster={use="ray", placement="split"}', "cluster.placement", "colocated"),
 }
 

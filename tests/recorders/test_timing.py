@@ -49,7 +49,7 @@ def test_a_phase_that_began_before_the_step_counts_from_its_start() -> None:
 
 
 def test_timings_are_told_from_numbers_by_name() -> None:
-    assert is_timing({"time/step": 1.0, "memory/device/trainer": 2.0, "weights/verified": 1.0})
+    assert is_timing({"time/step": 1.0, "memory/device/trainer": 2.0, "weights/verified": 1.0, "engine/reissued": 4.0})
     assert not is_timing({"time/step": 1.0, "reward/mean": 2.0})
 
 

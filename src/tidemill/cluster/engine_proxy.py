@@ -4,13 +4,16 @@ Promises: all replicas hold one version, or the version is unknown and nothing i
 depend on which replica was free. Does not: generate for two threads at once.
 """
 
+import contextlib
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tidemill.cluster.spreading import cut
+from tidemill.cluster.driver_parcels import parcels
+from tidemill.cluster.replacing import Replacing
+from tidemill.cluster.spreading import cut, refuse_equal_keys
 from tidemill.cluster.tenant_proxy import Deadlines, TenantProxy
 from tidemill.contracts.engine import Completion, Request, Sampling
 from tidemill.contracts.events import Emit, Progress
@@ -19,19 +22,15 @@ from tidemill.contracts.residency import Moved
 from tidemill.contracts.state import PolicyVersion
 from tidemill.contracts.weights import EVERY_WEIGHT, Sample
 from tidemill.contracts.workers import Pending, WorkerGroup
-from tidemill.errors import EngineError, ResidencyError, WeightSyncError, WorkerError
+from tidemill.errors import EngineError, ResidencyError, WeightSyncError, WorkerDiedError, WorkerError
 from tidemill.units import format_seconds
 from tidemill.weights.comparing import compare_replicas
-from tidemill.weights.elements import torch_dtype
-from tidemill.weights.parcel import Parcel, pack
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = ["EngineProxy"]
 
-# Bytes of weights that `load_weights` sends at once: the driver holds them twice.
-_BUCKET = 256 << 20
 # Seconds between two questions how far the replicas are.
 _LOOK = 0.5
 
@@ -48,11 +47,15 @@ class _Share:
 class EngineProxy(TenantProxy):
     """Implements `RolloutEngine` over workers whose services are `EngineService`s.
 
-    `max_batch` is the replicas' own: chunks are no larger, so that a free replica finds work.
+    `max_batch` is the replicas' own: chunks are no larger, so that a free replica finds work. `restarts` is how often a
+    replica that died is replaced; others then answer for it, and the answers are what they would have been.
     """
 
-    def __init__(self, group: WorkerGroup, *, deadlines: Deadlines, emit: Emit, max_batch: int) -> None:
+    def __init__(
+        self, group: WorkerGroup, *, deadlines: Deadlines, emit: Emit, max_batch: int, restarts: int = 0
+    ) -> None:
         super().__init__(group, deadlines=deadlines)
+        self._replacing = Replacing(group, limit=restarts, emit=emit)
         self._emit = emit
         self._max_batch = max_batch
         self._dtype: str = group.call("dtype", **deadlines.of("dtype"))[0]
@@ -73,8 +76,9 @@ class EngineProxy(TenantProxy):
         """See TenantProxy. When it fails the version is forgotten: replicas were put back by a sleep."""
         self._settle()
         version, self._version = self._version, None
+        self._replace_dead(look=True)
         moved = super().wake_up(part)
-        self._version = version
+        self._version = version if self._replacing.serving else None
         return moved
 
     def sleep(self) -> Moved:
@@ -87,10 +91,19 @@ class EngineProxy(TenantProxy):
                 )
             self._wait_for_running()
             self._version = None
+            self._replace_dead(look=True)
             return super().sleep()
         finally:
             if self._users and self._users["present"] is me:
                 del self._users["present"]
+
+    def _replace_dead(self, *, look: bool) -> None:
+        """Others in the place of replicas that died, with the parts awake that their siblings have."""
+        if look:
+            self._replacing.look(self._deadlines.control)
+        awake = self.resident()
+        replaced = self._replacing.replace(self._deadlines.work)
+        self._shift_some({replica: ("wake_up", awake & self._has(replica)) for replica in replaced})
 
     def _alone(self, user: object) -> bool:
         """Whether `user` has the engine for itself from now on; others are refused, not kept waiting.
@@ -121,7 +134,7 @@ class EngineProxy(TenantProxy):
     def load_weights(self, tensors: "Iterable[tuple[str, Tensor]]") -> None:
         """Copy weights into every replica, through the driver's memory. A sync of a whole trainer goes past it."""
         self._refuse_unless_awake(Part.WEIGHTS, "load_weights")
-        for parcel in _parcels(tensors, self._dtype):
+        for parcel in parcels(tensors, self._dtype):
             self._on_all("load_parcel", parcel)
 
     def weight_checksums(self, sample: Sample = EVERY_WEIGHT) -> Mapping[str, int]:
@@ -146,6 +159,7 @@ class EngineProxy(TenantProxy):
         self._refuse_older(version)
         self._version = None
         self._on_all("publish", version)
+        self._replacing.filled()
         self._version = self._newest = version
 
     def load_pretrained(self, version: PolicyVersion) -> None:
@@ -154,6 +168,7 @@ class EngineProxy(TenantProxy):
         self._version = None
         self._refuse_older(version)
         self._on_all("load_pretrained", version)
+        self._replacing.filled()
         self._version = self._newest = version
 
     def _refuse_older(self, version: PolicyVersion) -> None:
@@ -173,7 +188,7 @@ class EngineProxy(TenantProxy):
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         """Completions in the order of the requests. Each chunk of them may take as long as work may.
 
-        Raises WorkerError, naming the replica, when one dies.
+        Raises WorkerError, naming the replica, when one dies and nobody may take its place.
         """
         self._refuse_unless_awake(Part.WEIGHTS | Part.KV_CACHE, "generate")
         if self._version is None:
@@ -181,7 +196,7 @@ class EngineProxy(TenantProxy):
                 f"cannot generate: the version of {self.name}'s weights is unknown, because it slept or an update did "
                 "not end; sync the weights first"
             )
-        _refuse_equal_keys(requests)
+        refuse_equal_keys(requests)
         me = object()
         try:
             if not self._alone(me):
@@ -196,38 +211,66 @@ class EngineProxy(TenantProxy):
         waiting = deque(cut(requests, replicas=len(self.group.names), max_batch=self._max_batch))
         found: dict[int, Completion] = {}
         while waiting or self._running:
-            for replica in range(len(self.group.names)):
+            for replica in self._replacing.serving:
                 if waiting and replica not in self._running:
-                    chunk = waiting.popleft()
-                    pending = self.start(replica, "generate", [requests[index] for index in chunk], sampling)
-                    ends = time.monotonic() + self._deadlines.work
-                    self._running[replica] = _Share(pending=pending, chunk=chunk, ends=ends)
+                    self._hand_out(replica, waiting, requests, sampling)
             self.group.wait([share.pending for share in self._running.values()], _LOOK)
             done = [replica for replica, share in self._running.items() if share.pending.done()]
             for replica in done:
-                share = self._running.pop(replica)
-                found.update(zip(share.chunk, share.pending.result(0.0).value, strict=True))
+                self._take(replica, found, waiting)
             if requests:
                 far = len(found) + (0 if done else self._answered())
                 self._emit(Progress(what="answers", done=far, total=len(requests)))
-            self._end_silent()
+            self._end_silent(waiting)
+        self._replace_dead(look=False)
         return [found[index] for index in range(len(requests))]
 
-    def _answered(self) -> int:
-        """How many answers of the chunks under way are done."""
-        return sum(
-            min(len(share.chunk), self.group.control(replica, "answered", deadline=self._deadlines.control))
-            for replica, share in self._running.items()
-        )
+    def _hand_out(
+        self, replica: int, waiting: deque[list[int]], requests: Sequence[Request], sampling: Sampling
+    ) -> None:
+        chunk = waiting.popleft()
+        try:
+            pending = self.start(replica, "generate", [requests[index] for index in chunk], sampling)
+        except WorkerDiedError as error:
+            self._leave_over(replica, chunk, waiting, error)
+        else:
+            ends = time.monotonic() + self._deadlines.work
+            self._running[replica] = _Share(pending=pending, chunk=chunk, ends=ends)
 
-    def _end_silent(self) -> None:
-        silent = [self.group.names[r] for r, share in self._running.items() if time.monotonic() > share.ends]
-        if silent:
-            self.group.close()
-            raise WorkerError(
-                f"{', '.join(silent)} did not generate within {format_seconds(self._deadlines.work)}, and "
+    def _take(self, replica: int, found: dict[int, Completion], waiting: deque[list[int]]) -> None:
+        share = self._running.pop(replica)
+        try:
+            found.update(zip(share.chunk, share.pending.result(0.0).value, strict=True))
+        except WorkerDiedError as error:
+            self._leave_over(replica, share.chunk, waiting, error)
+
+    def _leave_over(self, replica: int, chunk: list[int], waiting: deque[list[int]], error: WorkerError) -> None:
+        """As it was cut, and first: what meets in a chunk decides about the last bits of its answers."""
+        self._replacing.lose(replica, error, len(chunk))
+        waiting.appendleft(chunk)
+
+    def _answered(self) -> int:
+        """How many answers of the chunks under way are done. Who died while asked is seen when its chunk is taken."""
+        total = 0
+        for replica, share in self._running.items():
+            with contextlib.suppress(WorkerDiedError):
+                answered = self.group.control(replica, "answered", deadline=self._deadlines.control)
+                total += min(len(share.chunk), answered)
+        return total
+
+    def _end_silent(self, waiting: deque[list[int]]) -> None:
+        """Replicas that have had their time are lost with what they were asked; without others all are ended."""
+        late = [replica for replica, share in self._running.items() if time.monotonic() > share.ends]
+        for replica in late:
+            error = WorkerError(
+                f"{self.group.names[replica]} did not generate within {format_seconds(self._deadlines.work)}; "
                 f"{self.name}'s workers were ended; raise cluster.deadline if that is normal here"
             )
+            try:
+                self._leave_over(replica, self._running.pop(replica).chunk, waiting, error)
+            except WorkerError:
+                self.group.close()
+                raise
 
     def _settle(self) -> None:
         """Let end what an interrupted or failed generation left under way. Another thread's is left alone."""
@@ -240,29 +283,4 @@ class EngineProxy(TenantProxy):
             for replica in [replica for replica, share in self._running.items() if share.pending.done()]:
                 # Nobody wants its answers any more, and whoever died is named by the next call.
                 del self._running[replica]
-            self._end_silent()
-
-
-def _refuse_equal_keys(requests: Sequence[Request]) -> None:
-    # A replica sees only its own share.
-    seen: set[str] = set()
-    for request in requests:
-        if request.key in seen:
-            raise EngineError(f"cannot answer two requests with the one key {request.key}: their draws would be equal")
-        seen.add(request.key)
-
-
-def _parcels(tensors: "Iterable[tuple[str, Tensor]]", dtype: str) -> Iterator[Parcel]:
-    """All of `tensors`, in parcels of about a bucket; one parcel at least."""
-    wanted = torch_dtype(dtype)
-    held: list[tuple[str, Tensor]] = []
-    size, sent = 0, False
-    for name, tensor in tensors:
-        # A copy, since the source may make the next one in the same place.
-        held.append((name, tensor.detach().to("cpu", wanted, copy=True)))
-        size += held[-1][1].nbytes
-        if size >= _BUCKET:
-            yield pack(held, dtype)
-            held, size, sent = [], 0, True
-    if held or not sent:
-        yield pack(held, dtype)
+            self._end_silent(deque())

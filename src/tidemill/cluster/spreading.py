@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from tidemill.contracts.engine import Request
+from tidemill.errors import EngineError
 
-__all__ = ["cut"]
+__all__ = ["cut", "refuse_equal_keys"]
 
 
 def cut(requests: Sequence[Request], *, replicas: int, max_batch: int) -> list[list[int]]:
@@ -18,3 +19,12 @@ def cut(requests: Sequence[Request], *, replicas: int, max_batch: int) -> list[l
     order = sorted(range(len(requests)), key=lambda index: -len(requests[index].token_ids))
     size = min(max_batch, -(-len(requests) // replicas))
     return [order[start : start + size] for start in range(0, len(order), size)]
+
+
+def refuse_equal_keys(requests: Sequence[Request]) -> None:
+    """Raises EngineError for two requests of one key. A replica sees only its own share."""
+    seen: set[str] = set()
+    for request in requests:
+        if request.key in seen:
+            raise EngineError(f"cannot answer two requests with the one key {request.key}: their draws would be equal")
+        seen.add(request.key)

@@ -36,5 +36,8 @@ class RayClusterSettings(ClusterSettings):
     """`colocated`: trainer and engine take turns on the same GPUs. `separate`: the engine has GPUs of its own."""
     cpus: NonNegative = 0
     """CPU cores that Ray sets aside for each process; 0 sets none aside, which is right where nobody else computes."""
+    restarts: Annotated[int, Field(ge=0)] = 3
+    """How often in a run an engine replica that died is started again, while others answer for it; 0 is never. A lone
+    one that dies while it generates ends the run, for nobody else has its weights."""
     deadline: Seconds = 1800.0
     """Longest that a process may take for one call, such as an update or a rollout, before the run fails."""

@@ -102,6 +102,13 @@ class WorkerGroup(Protocol):
         """As `control`, and nobody waits for the answer; a worker that is gone needs to be told nothing."""
         ...
 
+    def restart(self, worker: int, *, deadline: float) -> None:
+        """End this worker, if there still is something to end, and build its service in a new one in its place.
+
+        Raises WorkerError when that does not come up within `deadline` seconds, and what its service raises.
+        """
+        ...
+
     def close(self) -> None:
         """End the workers. May be called twice."""
         ...

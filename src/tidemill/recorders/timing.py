@@ -13,8 +13,8 @@ Interval = tuple[str, float, float]
 
 
 def is_timing(values: Mapping[str, float]) -> bool:
-    """Whether these are of this machine or process (`time/*`, `memory/*`, `weights/*`), which no resume reproduces."""
-    return all(name.startswith(("time/", "memory/", "weights/")) for name in values)
+    """Whether these are of this machine or process, which no resume reproduces: `time/*`, `memory/*` and the like."""
+    return all(name.startswith(("time/", "memory/", "weights/", "engine/")) for name in values)
 
 
 def own_seconds(intervals: Iterable[Interval]) -> dict[str, float]:

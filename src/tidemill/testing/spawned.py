@@ -161,6 +161,7 @@ class SpawnedGroup:
     def __init__(self, role: str, size: int, *, fault_text: str = "", emit: Emit = ignore) -> None:
         text = ",".join(filter(None, [faults.told(), fault_text]))
         self._emit = emit
+        self._makes: list[tuple[MakeService, Place]] = []
         self._children = [_Child(f"{role}-{index}", text) for index in range(size)]
 
     def build(self, make: MakeService, *, meet: bool) -> None:
@@ -169,6 +170,7 @@ class SpawnedGroup:
         if meet:
             rendezvous = self._children[0].send("open_rendezvous", "127.0.0.1").result(_START)
         places = [Place(rank=r, ranks=len(self._children), rendezvous=rendezvous) for r in range(len(self._children))]
+        self._makes = [(make, place) for place in places]
         asked = [child.send("build", make, place) for child, place in zip(self._children, places, strict=True)]
         self.gather(asked, deadline=_START, doing="build")
 
@@ -222,6 +224,13 @@ class SpawnedGroup:
         """See WorkerGroup. The answer is waited for: it would stand in the way of the next."""
         with contextlib.suppress(WorkerError):
             self._children[worker].aside(method, *arguments, deadline=_NOTICE)
+
+    def restart(self, worker: int, *, deadline: float) -> None:
+        """See WorkerGroup. No fault is armed in the new one."""
+        old = self._children[worker]
+        old.end()
+        self._children[worker] = _Child(old.name, "")
+        self._children[worker].send("build", *self._makes[worker]).result(deadline)
 
     def close(self) -> None:
         """See WorkerGroup."""

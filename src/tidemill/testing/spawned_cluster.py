@@ -7,11 +7,12 @@ earnest; there are no GPUs, and the workers' output goes where the driver's does
 import functools
 import random
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import psutil
 import torch
+from pydantic import Field
 
 from tidemill.cluster.engine_proxy import EngineProxy
 from tidemill.cluster.engine_service import EngineService
@@ -37,6 +38,8 @@ class SpawnedClusterSettings(ClusterSettings):
 
     implementation: ClassVar[str] = "tidemill.testing.spawned_cluster:SpawnedCluster"
 
+    restarts: Annotated[int, Field(ge=0)] = 0
+    """How often an engine replica that died is started again."""
     deadline: Seconds = 300.0
     """Longest that a process may take for one call before the run fails."""
 
@@ -60,6 +63,7 @@ class SpawnedCluster:
         log_folder: Path,
         emit: Emit,
         deadline: float,
+        restarts: int = 0,
     ) -> None:
         """Raises ClusterError for a GPU: forked processes have none."""
         if device == "cuda":
@@ -67,7 +71,7 @@ class SpawnedCluster:
         self._max_batch = max_batch
         self._seed, self._threads = seed, threads
         self._deadlines = Deadlines(work=deadline, transition=transition_deadline)
-        self._emit = emit
+        self._emit, self._restarts = emit, restarts
         self._groups: list[SpawnedGroup] = []
 
     def trainer(self, build: BuildTrainer, *, ranks: int) -> TrainerProxy:
@@ -83,7 +87,8 @@ class SpawnedCluster:
     def engine(self, build: BuildEngine, *, replicas: int) -> EngineProxy:
         """See Cluster."""
         group = self._group("engine", replicas, functools.partial(EngineService, build), meet=False)
-        return EngineProxy(group, deadlines=self._deadlines, emit=self._emit, max_batch=self._max_batch)
+        told = {"max_batch": self._max_batch, "restarts": self._restarts}
+        return EngineProxy(group, deadlines=self._deadlines, emit=self._emit, **told)
 
     def _group(self, role: str, size: int, make: MakeService, *, meet: bool) -> SpawnedGroup:
         group = SpawnedGroup(role, size, emit=self._emit)

@@ -238,7 +238,7 @@ def test_what_ray_cannot_take_in_is_told_with_what_to_free(tmp_path: Path) -> No
 
     actor: Any = SimpleNamespace(call=SimpleNamespace(remote=full))
     member = Member(name="trainer-0", host="alpha", node="", pid=0, actor=actor, log=tmp_path / "log")
-    group = RayGroup([member], emit=ignore, check=lambda: None)
+    group = RayGroup([member], emit=ignore, check=lambda: None, renew=lambda worker: member)
     with pytest.raises(
         WorkerError, match=r"trainer-0 on alpha cannot be asked to answer 'add': OutOfDiskError(.|\n)*free memory"
     ):
@@ -251,7 +251,7 @@ def test_what_ray_refuses_for_other_reasons_comes_without_advice_about_room(tmp_
 
     actor: Any = SimpleNamespace(call=SimpleNamespace(remote=refuse), control=SimpleNamespace(remote=refuse))
     member = Member(name="trainer-0", host="alpha", node="", pid=0, actor=actor, log=tmp_path / "log")
-    group = RayGroup([member], emit=ignore, check=lambda: None)
+    group = RayGroup([member], emit=ignore, check=lambda: None, renew=lambda worker: member)
     with pytest.raises(WorkerError, match="trainer-0 on alpha died") as caught:
         group.call("add", 1, 1, deadline=10)
     assert "free memory" not in str(caught.value)
@@ -288,3 +288,19 @@ def test_the_first_failure_is_raised_and_the_others_are_ended(group: RayGroup, m
     assert re.search("trainer-0 on .* waited for it in vain and was ended", notes)
     with pytest.raises(WorkerError, match="trainer-0 was ended"):
         group.call("add", 1, 1, deadline=20)
+
+
+def test_a_worker_that_was_killed_is_started_again_in_its_place(make_group: Make, tmp_path: Path) -> None:
+    with make_group("engine", 2, lambda event: None, folder=tmp_path / "logs") as made:
+        first = made.members
+        os.kill(first[1].pid, signal.SIGKILL)
+        with pytest.raises(WorkerDiedError):
+            made.call("add", 1, 1, deadline=20)
+        made.restart(1, deadline=60)
+        assert made.call("add", 1, 1, deadline=20) == [2, 2]
+        assert made.members[0] is first[0]
+        assert (made.members[1].name, made.members[1].log) == ("engine-1", first[1].log)
+        assert made.members[1].pid != first[1].pid
+        # One that is well is ended first.
+        made.restart(0, deadline=60)
+        assert made.call("add", 2, 2, deadline=20) == [4, 4]

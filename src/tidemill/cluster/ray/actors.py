@@ -1,6 +1,7 @@
 """From reserved places to workers that can be called: started, compared, told where to write, built."""
 
 import contextlib
+import functools
 import platform
 import secrets
 import sys
@@ -78,30 +79,38 @@ def start_workers(roles: Sequence[Role], *, emit: Emit, check: Callable[[], None
         for role in roles
         for name, spot in zip(role.names, role.spots, strict=True)
     ]
+    members = _members(seats, check, fault_text=faults.told())
+    groups, start = [], 0
+    for role in roles:
+        mine, start = members[start : start + len(role.spots)], start + len(role.spots)
+        groups.append(RayGroup(mine, emit=emit, check=check, renew=functools.partial(_renewed, role, check)))
+    return groups
+
+
+def _renewed(role: Role, check: Callable[[], None], worker: int) -> Member:
+    """Another actor where this one was: its place is reserved for the length of the run. No fault is armed in it."""
+    seat = _Seat(role=role, name=role.names[worker], spot=role.spots[worker], actor=_actor(role, role.spots[worker]))
+    (member,) = _members([seat], check, fault_text="")
+    return member
+
+
+def _members(seats: Sequence[_Seat], check: Callable[[], None], *, fault_text: str) -> list[Member]:
+    """Who they are, once each is prepared. Raises ClusterError; then none is left."""
     try:
         facts: list[HostFacts] = _answers(seats, [seat.actor.facts.remote() for seat in seats], check)
         _refuse_other_versions(facts)
-        with _token(roles[0].log_folder) as token:
-            starts = [_start(seat, token) for seat in seats]
+        with _token(seats[0].role.log_folder) as token:
+            starts = [_start(seat, token, fault_text) for seat in seats]
             told = [seat.actor.prepare.remote(start) for seat, start in zip(seats, starts, strict=True)]
             _refuse_unusable(seats, facts, _answers(seats, told, check))
     except BaseException:
         for seat in seats:
             end(seat.actor)
         raise
-    members: dict[str, list[Member]] = {role.name: [] for role in roles}
-    for seat, fact, start in zip(seats, facts, starts, strict=True):
-        members[seat.role.name].append(
-            Member(
-                name=seat.name,
-                host=_host(fact),
-                node=seat.spot.node,
-                pid=fact.pid,
-                actor=seat.actor,
-                log=start.log,
-            )
-        )
-    return [RayGroup(members[role.name], emit=emit, check=check) for role in roles]
+    return [
+        Member(name=seat.name, host=_host(fact), node=seat.spot.node, pid=fact.pid, actor=seat.actor, log=start.log)
+        for seat, fact, start in zip(seats, facts, starts, strict=True)
+    ]
 
 
 def build_services(role: Role, group: RayGroup, make: MakeService, *, meet: bool, deadline: float) -> None:
@@ -114,7 +123,7 @@ def build_services(role: Role, group: RayGroup, make: MakeService, *, meet: bool
         ranks = len(role.spots)
         places = [Place(rank=rank, ranks=ranks, device=role.device, rendezvous=rendezvous) for rank in range(ranks)]
         what = f"build the {role.name}"
-        asked = [group.ask(rank, "build", make, place, doing=what) for rank, place in enumerate(places)]
+        asked = [group.build(rank, make, place, doing=what) for rank, place in enumerate(places)]
         group.gather(asked, deadline=deadline, doing=what)
     except BaseException:
         group.close()
@@ -132,7 +141,7 @@ def _actor(role: Role, spot: Spot) -> ActorHandle:
     return handle
 
 
-def _start(seat: _Seat, token: tuple[Path, str]) -> Start:
+def _start(seat: _Seat, token: tuple[Path, str], fault_text: str) -> Start:
     role = seat.role
     return Start(
         name=seat.name,
@@ -140,7 +149,7 @@ def _start(seat: _Seat, token: tuple[Path, str]) -> Start:
         seed=role.seed,
         threads=role.threads,
         beside=Counter(spot.node for spot in role.spots)[seat.spot.node],
-        fault_text=faults.told(),
+        fault_text=fault_text,
         search_path=(str(Path.cwd()), *filter(None, sys.path)),
         log=role.log_folder / f"{seat.name}.log",
         token=token,

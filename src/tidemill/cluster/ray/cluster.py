@@ -62,11 +62,12 @@ class RayCluster:
         address: str = "",
         placement: str = "colocated",
         cpus: float = 0.0,
+        restarts: int = 3,
         deadline: float = 1800.0,
     ) -> None:
         """Raises ClusterError for a cluster that cannot be reached or started, has too little, or hosts that differ."""
         self._colocated = placement == "colocated"
-        self._max_batch, self._emit = max_batch, emit
+        self._max_batch, self._restarts, self._emit = max_batch, restarts, emit
         self._deadlines = Deadlines(work=deadline, transition=transition_deadline)
         with contextlib.ExitStack() as undo:
             self._private = _joined_or_private(address, device, cpus, _most_workers(ranks, replicas), self._say, undo)
@@ -116,7 +117,8 @@ class RayCluster:
     def engine(self, build: BuildEngine, *, replicas: int) -> RolloutEngine:
         """See Cluster."""
         group = self._built("engine", replicas, functools.partial(EngineService, build), meet=False)
-        return EngineProxy(group, deadlines=self._deadlines, emit=self._emit, max_batch=self._max_batch)
+        told = {"max_batch": self._max_batch, "restarts": self._restarts}
+        return EngineProxy(group, deadlines=self._deadlines, emit=self._emit, **told)
 
     def weight_sync(self, residency: Residency, emit: Emit, *, samples: Samples) -> WeightSync:
         """See Cluster."""

@@ -23,9 +23,9 @@ from tidemill.cluster.failures import missing_module, no_module, raise_failure
 from tidemill.cluster.ray.deaths import death
 from tidemill.cluster.ray.logs import last_lines
 from tidemill.cluster.ray.waiting import SLICE, fetched, ready
-from tidemill.cluster.worker import Reply
+from tidemill.cluster.worker import MakeService, Reply
 from tidemill.contracts.events import Emit, Notice
-from tidemill.contracts.workers import Pending
+from tidemill.contracts.workers import Pending, Place
 from tidemill.errors import PluginError, WorkerError
 from tidemill.units import format_seconds
 
@@ -98,13 +98,22 @@ class RayGroup:
     """Implements `WorkerGroup`. Events of worker 0 go to `emit`, and the warnings of all.
 
     Large arrays among arguments and values lie in memory that processes of a host share, and are read-only.
-    `check` raises when the cluster itself is gone.
+    `check` raises when the cluster itself is gone; `renew` starts a worker anew in its place.
     """
 
-    def __init__(self, members: Sequence[Member], *, emit: Emit, check: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        members: Sequence[Member],
+        *,
+        emit: Emit,
+        check: Callable[[], None],
+        renew: Callable[[int], Member],
+    ) -> None:
         self._members = tuple(members)
         self._emit = emit
         self._check = check
+        self._renew = renew
+        self._made: dict[int, tuple[Any, ...]] = {}
         self._ended = False
 
     @property
@@ -143,6 +152,19 @@ class RayGroup:
         plain = [argument.reference if isinstance(argument, RayPending) else argument for argument in arguments]
         kind = "give" if passed_on else "call"
         return self.ask(worker, kind, method, *plain, doing=doing or f"answer {method!r}")
+
+    def build(self, worker: int, make: MakeService, place: Place, *, doing: str) -> RayPending:
+        """Let it make its service, now and whenever it is started again."""
+        self._made[worker] = (make, place)
+        return self.ask(worker, "build", make, place, doing=doing)
+
+    def restart(self, worker: int, *, deadline: float) -> None:
+        """See WorkerGroup."""
+        self._check()
+        end(self._members[worker].actor)
+        member = self._renew(worker)
+        self._members = (*self._members[:worker], member, *self._members[worker + 1 :])
+        self.ask(worker, "build", *self._made[worker], doing="start again").result(deadline)
 
     def ask(self, worker: int, kind: str, *arguments: Any, doing: str) -> RayPending:
         """Call a method of the actor itself, which answers with a Reply."""

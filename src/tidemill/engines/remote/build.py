@@ -35,7 +35,7 @@ def remote_engine(
     cache_memory: int = 0,
     weights_folder: Path | None = None,
     probe: int = 1,
-    probe_tolerance: float = 0.1,
+    probe_tolerance: float = 0.25,
     seeded: bool = True,
     request_deadline: float = 600.0,
     sync_deadline: float = 600.0,

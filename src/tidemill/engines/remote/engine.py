@@ -81,7 +81,8 @@ class ServerEngine:
         self._cache_bytes, self._emit = cache_bytes, emit
         self._gate = TenantGate(self.name)
         self._held = HeldVersion()
-        self._resident = Part.NONE
+        # What takes no bytes here is there all the time.
+        self._resident = _PARTS if cache_bytes is None else Part.NONE
         self._stamp = ""
         self._users: dict[str, object] = {}
 
@@ -120,7 +121,7 @@ class ServerEngine:
     def wake_up(self, part: Part) -> Moved:
         """Let the servers take memory. When one cannot, all sleep, and the version is forgotten."""
         new = part & _PARTS & ~self._resident
-        if new and self._cache_bytes is not None:
+        if new:
             try:
                 self._each(lambda replica: replica.wake_up(new))
             except TidemillError as error:
@@ -140,12 +141,11 @@ class ServerEngine:
                 raise ResidencyError("cannot put engine to sleep: it is generating in another thread; wait for its end")
             if self._cache_bytes is not None and self._resident:
                 self._held.forget()
-                try:
-                    self._each(lambda replica: replica.sleep())
-                except TidemillError as error:
-                    raise ResidencyError(f"cannot put engine to sleep: {error}") from error
-            self._resident = Part.NONE
+                self._each(lambda replica: replica.sleep())
+                self._resident = Part.NONE
             return Moved()
+        except EngineError as error:
+            raise ResidencyError(f"cannot put engine to sleep: {error}") from error
         finally:
             if self._users and self._users["present"] is me:
                 del self._users["present"]

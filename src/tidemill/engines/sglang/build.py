@@ -57,7 +57,7 @@ def sglang_engine(
     restarts: int = 3,
     weights_folder: Path | None = None,
     probe: int = 1,
-    probe_tolerance: float = 0.1,
+    probe_tolerance: float = 0.25,
     seeded: bool = True,
     request_deadline: float = 600.0,
     sync_deadline: float = 600.0,
