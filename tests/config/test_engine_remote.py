@@ -48,6 +48,7 @@ def test_only_servers_that_run_already_are_elsewhere() -> None:
         {"probe_tolerance": 0.0},
         {"request_deadline": 0.0},
         {"cache_memory": -1},
+        {"cache_memory": "2 GiB", "server": "sglang"},
     ],
 )
 def test_what_can_be_no_server_is_refused(wrong: dict[str, Any]) -> None:

@@ -336,12 +336,20 @@ class _Handler(BaseHTTPRequestHandler):
 
     def vllm_sleep(self, body: Any, query: Any) -> None:
         assert query["level"] == ["2"]
-        self.stub.sleeping = {"weights", "kv_cache"}
-        self.stub.drop_cache()
+        # As vLLM's executor: it believes that it sleeps when any of it does.
+        if not self.stub.sleeping:
+            self.stub.sleeping = {"weights", "kv_cache"}
+            self.stub.drop_cache()
         self._reply(200, None)
 
+    def is_sleeping(self, body: Any, query: Any) -> None:
+        self._reply(200, {"is_sleeping": bool(self.stub.sleeping)})
+
     def vllm_wake(self, body: Any, query: Any) -> None:
-        self._wake(query["tags"])
+        # A tag that does not sleep makes it ignore the whole call.
+        if self.stub.sleeping.issuperset(query["tags"]):
+            return self._wake(query["tags"])
+        self._reply(200, None)
 
     # SGLang
 
@@ -390,10 +398,14 @@ class _Handler(BaseHTTPRequestHandler):
         self._reply(200, None)
 
     def release(self, body: Any, query: Any) -> None:
-        self.stub.sleeping = {"weights", "kv_cache", "cuda_graph"}
+        if self.stub.sleeping & {*body["tags"]}:
+            return self.stub.die()
+        self.stub.sleeping |= {*body["tags"]}
         self._reply(200, None)
 
     def resume_memory(self, body: Any, query: Any) -> None:
+        if not self.stub.sleeping.issuperset(body["tags"]):
+            return self.stub.die()
         self._wake(body["tags"])
 
     # Both
@@ -435,6 +447,7 @@ _VLLM: dict[str, list[Any]] = {
     "/collective_rpc": [_Handler.collective_rpc],
     "/reset_prefix_cache": [_Handler.reset_prefix_cache],
     "/sleep": [_Handler.vllm_sleep],
+    "/is_sleeping": [_Handler.is_sleeping],
     "/wake_up": [_Handler.vllm_wake],
 }
 _SGLANG: dict[str, list[Any]] = {

@@ -1,8 +1,8 @@
 """Rollout engines that are servers: somebody else's, by their addresses, and SGLang, started by the run."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from tidemill.config.engine import EngineSettings
 from tidemill.config.kinds import Interval, Label, OptionalPath, Positive, Seconds, Texts, as_tuple, refuse
@@ -86,6 +86,15 @@ class RemoteEngineSettings(ServerEngineSettings):
     cache_memory: NoneOrSize = 0
     """For servers on the trainer's own GPU, what the cache of each takes there: they then sleep and wake in turn with
     the trainer. 0 is for servers on GPUs of their own, which never sleep."""
+
+    @model_validator(mode="after")
+    def _who_sleeps_can_say_so(self) -> Self:
+        if self.cache_memory and self.server == "sglang":
+            raise refuse(
+                "cache_memory is for vLLM: a server of SGLang that runs already does not say whether it sleeps, and "
+                'ends when it is put to sleep twice; use engine.use = "sglang", whose server is the run\'s own'
+            )
+        return self
 
 
 class SglangEngineSettings(ServerEngineSettings):

@@ -322,6 +322,20 @@ def test_a_wake_that_fails_puts_all_back_and_forgets_the_version(make: Servers, 
     assert len(engine.generate(REQUESTS, SAMPLING)) == len(REQUESTS)
 
 
+@pytest.mark.parametrize("serve", DIALECTS)
+def test_an_engine_awake_in_part_gives_that_part_back(make: Servers, folder: Path, serve: Any) -> None:
+    engine = make.ready(folder, 2, serve=serve)
+    for part in (Part.WEIGHTS, Part.KV_CACHE):
+        close_asleep(engine)
+        open_awake(engine, part)
+        close_asleep(engine)
+        assert all({"weights", "kv_cache"} <= server.sleeping for server in make.servers)
+    open_awake(engine)
+    assert not any(server.sleeping for server in make.servers)
+    engine.load_pretrained(FIRST)
+    assert len(engine.generate(REQUESTS, SAMPLING)) == len(REQUESTS)
+
+
 def test_servers_on_gpus_of_their_own_take_no_bytes_here_and_never_sleep(make: Servers, folder: Path) -> None:
     engine = make.ready(folder, 1, cache_memory=0)
     assert engine.footprint(Part.ALL) == 0

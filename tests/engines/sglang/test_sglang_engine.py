@@ -1,6 +1,7 @@
 """tidemill.engines.sglang.build, tidemill.engines.sglang.process and tidemill.engines.sglang.guardian.
 
-The server is a program that stands in for SGLang's: tests.engines.stub_server. SGLang itself was not run here.
+The server is a program that stands in for SGLang's: tests.engines.stub_server. By its protocol alone the suites for
+engines pass in tests.engines.remote, and over SGLang itself in test_sglang_on_a_gpu.
 """
 
 import os
@@ -18,7 +19,7 @@ import psutil
 import pytest
 from tests.engines import stub_server
 
-from tidemill.contracts.engine import RolloutEngine, Sampling
+from tidemill.contracts.engine import Sampling
 from tidemill.contracts.events import Event, Metrics, Notice
 from tidemill.contracts.footprint import Part
 from tidemill.contracts.state import PolicyVersion
@@ -27,9 +28,7 @@ from tidemill.engines.remote.watching import NoProcess
 from tidemill.engines.sglang.build import server_options, sglang_engine
 from tidemill.engines.sglang.process import free_port
 from tidemill.errors import EngineError, ResidencyError
-from tidemill.testing.suites.engine import EngineAnswersSuite
-from tidemill.testing.suites.engine_case import MakeEngine, close_asleep, open_awake, requests_of
-from tidemill.testing.suites.engine_weights import EngineWeightsSuite
+from tidemill.testing.suites.engine_case import close_asleep, open_awake, requests_of
 from tidemill.testing.tiny import make_tiny_model
 
 STUB = (sys.executable, str(Path(stub_server.__file__)))
@@ -93,18 +92,6 @@ def gone(pids: list[int], within: float = 10.0) -> bool:
             return True
         time.sleep(0.05)
     return False
-
-
-@pytest.mark.slow
-class TestAServerOfOurs(EngineAnswersSuite, EngineWeightsSuite):
-    @pytest.fixture
-    def make_engine(self, make: Made) -> MakeEngine:
-        return make
-
-    def test_top_k_and_top_p_renormalise_over_what_they_keep(self, engine: RolloutEngine, model: Any) -> None:
-        """Not on SGLang, which reports log-probs over all tokens: refused instead."""
-        with pytest.raises(EngineError, match="over all tokens"):
-            engine.generate(requests_of(self.prompts), Sampling(max_new_tokens=6, top_k=5))
 
 
 def test_a_server_killed_while_it_answers_is_started_again_and_changes_no_answer(make: Made, folder: Path) -> None:

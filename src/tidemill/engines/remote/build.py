@@ -62,6 +62,8 @@ def remote_engine(
                 Replica(name=name, client=client, dialect=dialect, expected=expected, patience=patience, seeded=seeded)
             )
         _introduce(replicas, served_model)
+        for replica in replicas if cache_memory else ():
+            replica.take_turns()
         return replicas
 
     return join(

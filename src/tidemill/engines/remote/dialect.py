@@ -97,8 +97,12 @@ class Dialect(Protocol):
         """
         ...
 
-    def sleep(self, client: Client, *, deadline: float) -> None:
-        """Give all device memory back, without a copy."""
+    def awake(self, client: Client, *, deadline: float) -> Part:
+        """What a server has on its device that nobody here has put to sleep yet."""
+        ...
+
+    def sleep(self, client: Client, awake: Part, *, deadline: float) -> None:
+        """Give all device memory back, without a copy. `awake` is what it has: servers stumble over less than all."""
         ...
 
     def wake_up(self, client: Client, part: Part, *, deadline: float) -> None:

@@ -190,15 +190,21 @@ class Replica:
 
     # Memory
 
+    def take_turns(self) -> None:
+        """Put it to sleep as it was found: it shares a device from now on. Raises EngineError."""
+        self._awake = self._dialect.awake(self._client, deadline=self._patience.control)
+        self.sleep()
+
     def sleep(self) -> None:
         """Give its device memory back; one that is gone holds none. Raises EngineError."""
         self.forget()
-        self._awake = Part.NONE
         try:
-            self._dialect.sleep(self._client, deadline=self._patience.transition)
+            if self._awake:
+                self._dialect.sleep(self._client, self._awake, deadline=self._patience.transition)
         except ServerFailed:
             if not self.process.ended(_DYING):
                 raise
+        self._awake = Part.NONE
 
     def wake_up(self, part: Part) -> None:
         """Take device memory. One of ours that is gone is started again first. Raises EngineError."""
@@ -209,7 +215,8 @@ class Replica:
                 raise
             # A new one has taken everything, and has other weights than it had.
             self.out("it was started again")
-            self._dialect.sleep(self._client, deadline=self._patience.transition)
+            whole = self._dialect.awake(self._client, deadline=self._patience.control)
+            self._dialect.sleep(self._client, whole, deadline=self._patience.transition)
             self._dialect.wake_up(self._client, part | self._awake, deadline=self._patience.transition)
         self._awake |= part
 

@@ -121,16 +121,20 @@ class SglangDialect:
             raise WeightSyncError(f"{client.named} could not load the weights in {folder}: {why}; see its log")
         return self.stamp(client, deadline=deadline)
 
-    def sleep(self, client: Client, *, deadline: float) -> None:
-        """Everything at once. It keeps no copy unless it was started with --enable-weights-cpu-backup."""
+    def awake(self, client: Client, *, deadline: float) -> Part:
+        """Everything, after its start: it does not say."""
+        return Part.WEIGHTS | Part.KV_CACHE
+
+    def sleep(self, client: Client, awake: Part, *, deadline: float) -> None:
+        """By tags: what is released twice ends its process. It keeps no copy without --enable-weights-cpu-backup."""
         ends = time.monotonic() + deadline
         self._idle(client, ends)
-        client.post("/release_memory_occupation", {}, deadline=max(1.0, ends - time.monotonic()))
+        if tags := _tags(awake):
+            client.post("/release_memory_occupation", {"tags": tags}, deadline=max(1.0, ends - time.monotonic()))
 
     def wake_up(self, client: Client, part: Part, *, deadline: float) -> None:
         """By its tags; graphs come with the cache."""
-        tags = [tag for one, some in _TAGS.items() if one in part for tag in some]
-        client.post("/resume_memory_occupation", {"tags": tags}, deadline=deadline)
+        client.post("/resume_memory_occupation", {"tags": _tags(part)}, deadline=deadline)
 
     def _model(self, client: Client, deadline: float) -> dict[str, Any]:
         told = client.get("/model_info", deadline=deadline)
@@ -149,3 +153,7 @@ class SglangDialect:
                 if time.monotonic() > ends:
                     raise ServerFailed(f"{client.named} is still generating for somebody: {error}") from error
             time.sleep(_LOOK)
+
+
+def _tags(part: Part) -> list[str]:
+    return [tag for one, some in _TAGS.items() if one in part for tag in some]

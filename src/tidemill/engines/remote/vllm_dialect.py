@@ -18,6 +18,7 @@ from tidemill.engines.remote.dialect import Served, ServerAnswer
 __all__ = ["VllmDialect"]
 
 _TAGS = {Part.WEIGHTS: "weights", Part.KV_CACHE: "kv_cache"}
+_ALL = Part.WEIGHTS | Part.KV_CACHE
 _REASONS = {"stop": StopReason.STOP, "length": StopReason.LENGTH}
 _STARTED = "process_start_time_seconds"
 _NOT_THERE = {404, 405, 501}
@@ -115,8 +116,18 @@ class VllmDialect:
         client.post("/resume", None, deadline=deadline)
         return self.stamp(client, deadline=deadline)
 
-    def sleep(self, client: Client, *, deadline: float) -> None:
-        """Its weights are discarded: they are of a version that the trainer leaves behind."""
+    def awake(self, client: Client, *, deadline: float) -> Part:
+        """It says whether it sleeps; waking what is awake does it no harm."""
+        said = client.get("/is_sleeping", deadline=deadline)
+        return Part.NONE if isinstance(said, dict) and said.get("is_sleeping") else _ALL
+
+    def sleep(self, client: Client, awake: Part, *, deadline: float) -> None:
+        """Its weights are discarded: they are of a version that the trainer leaves behind.
+
+        One that is awake in part believes that it sleeps, and would keep that part.
+        """
+        if absent := _ALL & ~awake:
+            self.wake_up(client, absent, deadline=deadline)
         client.post(f"/sleep?{urlencode({'level': _DISCARD, 'mode': 'abort'})}", None, deadline=deadline)
 
     def wake_up(self, client: Client, part: Part, *, deadline: float) -> None:

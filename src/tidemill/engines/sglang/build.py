@@ -124,7 +124,7 @@ def _asleep(
     )
     try:
         replica.introduce()
-        replica.sleep()
+        replica.take_turns()
     except BaseException:
         replica.close()
         raise
