@@ -24,6 +24,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3Config
 
+from benchmarks.offload.runs import onlookers
+from benchmarks.processes import new_processes
 from benchmarks.shapes import SHAPES
 from tidemill.testing.tiny import EOS_ID, PAD_ID, make_tiny_tokenizer, sort_digits_problem
 
@@ -79,26 +81,22 @@ def pinned_copy(size: int) -> tuple[float, float]:
 
 
 @contextlib.contextmanager
-def watched(device: str) -> Iterator[list[int]]:
-    """Within, the device's bytes in use are looked at all the time, contexts of all processes included: the peak."""
-    peak = [0]
-    if device == "cpu" or not torch.cuda.is_available():
-        yield peak
-        return
-    over = threading.Event()
+def watched(device: str) -> Iterator[list[float]]:
+    """Within, a process of its own looks at the device's bytes in use all the time: the peak, all contexts included."""
+    peak, over = [0.0], threading.Event()
+    with onlookers(new_processes(device), device, 1) as (eye,):
 
-    def look() -> None:
-        while not over.wait(0.01):
-            free, total = torch.cuda.mem_get_info()
-            peak[0] = max(peak[0], total - free)
+        def look() -> None:
+            while not over.wait(0.02):
+                peak[0] = max(peak[0], eye.used())
 
-    watcher = threading.Thread(target=look, daemon=True)
-    watcher.start()
-    try:
-        yield peak
-    finally:
-        over.set()
-        watcher.join()
+        watcher = threading.Thread(target=look, daemon=True)
+        watcher.start()
+        try:
+            yield peak
+        finally:
+            over.set()
+            watcher.join()
 
 
 def run(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -113,7 +111,7 @@ def run(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         "engine.max_batch=128", f"checkpoint.every={every}", "trainer.optimizer.lr=1e-6",
         "data.max_prompt_tokens=32", "checkpoint.keep_last=1", f"engine.use={arguments.engine}",
     ]  # fmt: skip
-    with watched(arguments.device) as peak:
+    with watched("cuda" if torch.cuda.is_available() and arguments.device != "cpu" else "cpu") as peak:
         code = main(["run", *words, "--quiet"])
     if code:
         raise SystemExit(code)

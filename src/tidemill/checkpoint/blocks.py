@@ -137,11 +137,12 @@ class ThroughCache:
 class PastCache:
     """Straight from the disk, where the file system takes that: pages for the cache cost as much as the rest of it.
 
-    Of stretches that begin at a multiple of 4096.
+    Of stretches that begin at a multiple of 4096. A block is asked for at once: disks, and hosts of virtual ones, read
+    ahead what is asked for in order, and many threads in small steps are no order.
     """
 
     def __init__(self) -> None:
-        self._buffers = Buffers(CHUNK_BYTES)
+        self._buffers = Buffers(BLOCK_BYTES)
 
     def pieces(self, stretch: Stretch) -> Iterator[tuple[int, memoryview]]:
         """See Reading."""

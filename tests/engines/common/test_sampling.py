@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from tidemill.engines.common.sampling import draw, filtered, greedy, row_keys, uniforms, uniforms_at
+from tidemill.engines.common.sampling import draw, filtered, greedy, pick, row_keys, uniforms, uniforms_at
 
 MASK = (1 << 64) - 1
 
@@ -125,3 +125,9 @@ def test_a_uniform_can_be_had_for_any_position_of_any_row_alone() -> None:
     keys = row_keys(5, ["a", "b", "c"])
     every = uniforms(keys, 20)
     assert uniforms_at(keys, np.array([0, 7, 19])).tolist() == [every[0, 0], every[1, 7], every[2, 19]]
+
+
+def test_a_row_that_is_no_distribution_still_draws_an_id_of_the_vocabulary() -> None:
+    logprobs = torch.full((3, 7), torch.nan)
+    logprobs[1] = torch.zeros(7).log_softmax(-1)
+    assert pick(logprobs, torch.full((3,), 0.999, dtype=torch.float64)).tolist() == [6, 6, 6]

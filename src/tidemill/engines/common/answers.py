@@ -1,5 +1,6 @@
 """What an engine has sampled, and the completions that it becomes."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from tidemill.contracts.engine import Completion
 from tidemill.contracts.sample import StopReason
 from tidemill.contracts.state import PolicyVersion
+from tidemill.errors import EngineError
 
 __all__ = ["Answer", "completions"]
 
@@ -21,7 +23,17 @@ class Answer:
 
 
 def completions(answers: Sequence[Answer], version: PolicyVersion, tokenizer: Any) -> list[Completion]:
-    """Each answer with its text: decoded without special tokens, and without the id that ended it, special or not."""
+    """Each answer with its text: decoded without special tokens, and without the id that ended it, special or not.
+
+    Raises EngineError for log-probs that are not finite: whoever computed them has drawn from no distribution.
+    """
+    broken = [answer for answer in answers if not all(map(math.isfinite, answer.logprobs))]
+    if broken:
+        place = next(at for at, value in enumerate(broken[0].logprobs) if not math.isfinite(value))
+        raise EngineError(
+            f"cannot use {len(broken)} of {len(answers)} answers under version {version}: log-probs in them are not "
+            f"finite, the first at token {place}; look for NaN in the weights of the last update"
+        )
     return [
         Completion(
             token_ids=tuple(answer.token_ids),

@@ -98,7 +98,11 @@ def distribution(
 
 
 def pick(logprobs: "Float32[Tensor, 'B V']", uniform: "Float64[Tensor, ' B']") -> "Int64[Tensor, ' B']":
-    """Ids by inverse CDF, summed in float64: in float32 a vocabulary of 150,000 loses the tail."""
+    """Ids by inverse CDF, summed in float64: in float32 a vocabulary of 150,000 loses the tail.
+
+    Ids of the vocabulary, also where log-probs are not numbers: what is told of those is no number either.
+    """
     cdf = logprobs.exp().cumsum(-1, dtype=torch.float64)
     # right=True finds the first sum that exceeds the target: a token of probability 0 adds nothing and is passed over.
-    return torch.searchsorted(cdf, uniform[:, None] * cdf[:, -1:], right=True)[:, 0]
+    found = torch.searchsorted(cdf, uniform[:, None] * cdf[:, -1:], right=True)[:, 0]
+    return found.clamp_(max=logprobs.shape[-1] - 1)

@@ -26,6 +26,7 @@ class Inside:
     llm: Any
     runner: Any
     cache_came_back: Callable[[], object]
+    caches: Sequence[torch.Tensor]
     memory: EngineMemory
     weights: PlannedWeights
     generation: Generation
@@ -36,6 +37,10 @@ class Inside:
         if Part.WEIGHTS in taken:
             self.weights.pad()
         if Part.KV_CACHE in taken:
+            # Its memory may have been anybody's. Kernels multiply what lies beyond an answer by zero: NaN stays NaN.
+            with torch.inference_mode():
+                for cache in self.caches:
+                    cache.zero_()
             self.cache_came_back()
 
     def forget_cached(self) -> None:
@@ -107,6 +112,7 @@ def assemble(wanted: Wanted, *, end_ids: Sequence[int], tokenizer: Any, deadline
         llm=built.llm,
         runner=built.runner,
         cache_came_back=_writes_into_cache(built.runner),
+        caches=tensors[Part.KV_CACHE],
         memory=EngineMemory(rooms, buffers),
         weights=PlannedWeights(built.plan, folder=wanted.model, naming=wanted.naming, dtype=torch_dtype(wanted.dtype)),
         generation=Generation(
