@@ -64,6 +64,11 @@ REFUSED = {
     "weights have their turn some day": ("weights.verify_within=1001", "verify_within = 1001", "or equal to 1000"),
     "a mismatch is not nothing": ("rollout.max_mismatch=0", "max_mismatch = 0", '"off" or nats above 0'),
     "a mismatch is a number": ("rollout.max_mismatch=nan", "max_mismatch = nan", '"off" or nats above 0'),
+    "a mismatch is not larger than numbers are": (
+        f"rollout.max_mismatch=1{'0' * 400}",
+        "max_mismatch = 1",
+        '"off" or nats above 0',
+    ),
     "a mismatch is not true": ("rollout.max_mismatch=true", "max_mismatch = true", '"off" or nats above 0'),
     "a mismatch that is allowed has a known name": ("rollout.max_mismatch=none", "max_mismatch", '"auto", "off" or'),
     "a wait ends within a year": ("residency.deadline=1e12", "residency.deadline", "longer than a year; write seconds"),

@@ -4,8 +4,8 @@ One rule for all intervals: an integer, 0 is off, negative is refused. Sizes are
 Paths are made absolute once, against the folder in which the command was given; `~` is the home folder.
 """
 
-import math
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -129,7 +129,8 @@ def _within_a_year(value: float) -> float:
 def _mismatch(value: object) -> object:
     if value in ("auto", "off"):
         return value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+    # A whole number may be larger than any float.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
         raise refuse('should be "auto", "off" or nats above 0, for example 0.05')
     return float(value)
 
