@@ -16,6 +16,7 @@ import torch
 
 from tidemill.contracts.events import Emit, Notice
 from tidemill.errors import ResidencyError
+from tidemill.residency.workspaces import free_workspaces
 from tidemill.units import MIB, format_bytes
 
 __all__ = [
@@ -102,8 +103,8 @@ class CudaMeter:
         self._device = device
 
     def unowned(self) -> int:
-        """See Meter. The workspaces of cuBLAS are given back first."""
-        torch._C._cuda_clearCublasWorkspaces()
+        """See Meter. The workspaces of cuBLAS are given back first, where they can be."""
+        free_workspaces()
         owned = {
             kept.tensor.untyped_storage().data_ptr(): kept.tensor.untyped_storage().nbytes()
             for kept in _owned_on(self._device)

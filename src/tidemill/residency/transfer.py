@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 import torch
 
 from tidemill.residency import mapped
+from tidemill.residency.workspaces import free_workspaces
 from tidemill.units import MIB
 
 __all__ = ["CudaTransfer", "HostTransfer", "Pair", "Transfer", "in_blocks", "numbered", "transfer_for"]
@@ -150,7 +151,7 @@ class CudaTransfer:
         """Freed memory, cuBLAS workspaces and the allocator's cached blocks."""
         torch.cuda.synchronize(self._device)
         mapped.give_back(self._device)
-        torch._C._cuda_clearCublasWorkspaces()
+        free_workspaces()
         torch.cuda.empty_cache()
 
 

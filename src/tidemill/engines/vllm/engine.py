@@ -33,6 +33,7 @@ from tidemill.residency.gate import TenantGate
 from tidemill.residency.leaks import leak_gate
 from tidemill.residency.residue import residue_of
 from tidemill.residency.transfer import CudaTransfer, HostTransfer
+from tidemill.residency.workspaces import hold_workspaces
 from tidemill.weights.elements import torch_dtype
 
 if TYPE_CHECKING:
@@ -46,6 +47,10 @@ _PARTS = Part.WEIGHTS | Part.KV_CACHE
 
 
 _present: "list[weakref.ref[VllmEngine]]" = []
+
+
+def _nothing() -> None:
+    """Nothing was held."""
 
 
 def _close_earlier() -> None:
@@ -117,6 +122,7 @@ class VllmEngine:
             self._inside: Inside | Closed = assemble(
                 wanted, end_ids=ends, tokenizer=self._tokenizer, deadline=deadline, emit=emit
             )
+        self._let_go = hold_workspaces() if graphs else _nothing
         self._transfer = CudaTransfer(self._device) if self._device.type == "cuda" else HostTransfer()
         self._leaks = leak_gate(self.name, self._device, stop=stop_on_leak, emit=emit)
         self._inside.memory.sleep()
@@ -129,6 +135,7 @@ class VllmEngine:
 
         inside, self._inside = self._inside, Closed()
         inside.close()
+        self._let_go()
 
     @property
     def name(self) -> str:
